@@ -6,13 +6,13 @@ import asyncio
 from abc import ABC
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeAlias, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
-from caslock.local.settings import Own, no_such_argument, wait_time
+from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, finish, task_runtime, this_task
 from caslock.local.with_blocks import WithBlocks
 from caslock.store import AsyncStore, Store
@@ -44,10 +44,8 @@ class _Releasing(Held):
     __slots__ = ()
     _blocks: WithBlocks[_Block[Self]]
 
-    async def extend(self, ttl: float | None = None, **unknown: Never) -> None:
+    async def extend(self, ttl: float | None = None) -> None:
         """Replace the lease; see `Hold.extend`."""
-        if unknown:
-            raise no_such_argument("extend", unknown)
         await self._renewed(ttl)
 
     async def release(self) -> None:
@@ -156,7 +154,6 @@ class _Acquired(ABC, Generic[B]):
         self,
         blocking: bool = True,  # noqa: FBT001, FBT002 - as Lock
         timeout: float | Own | None = Own.TIMEOUT,
-        **unknown: Never,
     ) -> Coroutine[object, object, B | None]:
         """Acquire or re-enter; see `Lock.acquire`.  If cancelled, it withdraws its request first.
 
@@ -165,8 +162,6 @@ class _Acquired(ABC, Generic[B]):
         The hold belongs to the task that calls this method, even if another task awaits the coroutine, as in
         `asyncio.wait_for` of Python 3.11.
         """
-        if unknown:
-            raise no_such_argument("acquire", unknown)
         return self._acquire_for(calling_task(), wait_time(self._timeout, timeout, blocking=blocking))
 
     async def _acquire_for(self, caller: Task | None, timeout: float | None) -> B | None:
@@ -218,7 +213,6 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     _state: LockState
     _runtime = staticmethod(task_runtime)
     _is_blocking = False
-    _with = "async with"
 
     @classmethod
     async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
@@ -247,7 +241,6 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
     _state: SemaphoreState
     _runtime = staticmethod(task_runtime)
     _make = AsyncSemaphoreHold
-    _with = "async with"
 
     @classmethod
     async def adopt(
@@ -273,7 +266,6 @@ class _Side(OneKey, _Acquired[B]):
     """What both sides of an `AsyncReadWriteLock` have in common."""
 
     _state: ReadWriteState
-    _with = "async with"
 
     async def locked(self) -> bool:
         """Whether anybody holds this side, or something else has the key."""
@@ -298,7 +290,6 @@ class AsyncReadWriteLock(ReadWrite[AsyncStore | Store, AsyncHold]):
     """A key that many may read, or one write, for asyncio; see `ReadWriteLock`."""
 
     _runtime = staticmethod(task_runtime)
-    _with = "async with"
     read: AsyncReadSide
     """The side for those who read."""
     write: AsyncWriteSide
@@ -320,7 +311,6 @@ class AsyncQuorumLock(SeveralStores[AsyncStore | Store, AsyncHold], _Acquired[As
 
     _state: QuorumState
     _runtime = staticmethod(task_runtime)
-    _with = "async with"
 
 
 class AsyncMultiHold(Holds[AsyncHold], _Releasing):
@@ -345,7 +335,6 @@ class AsyncMultiLock(SeveralLocks[AsyncStore | Store, _Joined, AsyncHold, AsyncM
 
     _state: MultiState[AsyncHold, AsyncMultiHold]
     _lock_types, _hold_type = (AsyncLock, AsyncSemaphore, AsyncReadSide, AsyncWriteSide), AsyncMultiHold
-    _with = "async with"
 
 
 class _Block(Generic[T]):

@@ -12,13 +12,13 @@ import weakref
 from abc import ABC
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
-from caslock.local.settings import Own, no_such_argument, wait_time
+from caslock.local.settings import Own, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
 from caslock.process.guards import on_failure
@@ -51,15 +51,13 @@ class _Held(Held):
 
     __slots__ = ()
 
-    def extend(self, ttl: float | None = None, **unknown: Never) -> None:
+    def extend(self, ttl: float | None = None) -> None:
         """Replace the lease with one of `ttl` seconds from now (None: its present ttl), also for later renewals.
 
         A `MultiHold` extends the leases of all its keys.  Never adds to a lease, extends it past ``max_hold``, or
         re-creates a lost one.  Raises `LockLost` if the lease is lost, `StoreUnavailable` if there was no answer,
         `NotHeld` after the release.
         """
-        if unknown:
-            raise no_such_argument("extend", unknown)
         with on_failure(self._mend):  # an interrupt may leave a mutex taken, and the renewer waiting for it
             run(self._renewed(ttl))
 
@@ -254,7 +252,6 @@ class _Acquired(ABC, Generic[B]):
         self,
         blocking: bool = True,  # noqa: FBT001, FBT002 - threading.Lock's own signature
         timeout: float | Own | None = Own.TIMEOUT,
-        **unknown: Never,
     ) -> B | None:
         """Acquire or re-enter.  Returns None if another owner held the key for all of `timeout` seconds.
 
@@ -263,8 +260,6 @@ class _Acquired(ABC, Generic[B]):
         lock whose lease has ended: release its hold first.  Even after None, a request that got no answer may still be
         applied once the holder has released; its record then keeps the key taken for one ttl at the most.
         """
-        if unknown:
-            raise no_such_argument("acquire", unknown)
         try:
             return self._acquire(wait_time(self._timeout, timeout, blocking=blocking))
         except NotAcquired:

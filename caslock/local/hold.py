@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from caslock.errors import NotHeld, StoreError
-from caslock.local.settings import check_lease, no_such_attribute
+from caslock.local.settings import check_lease
 from caslock.process.fork import generation
 from caslock.protocol import renew
 from caslock.protocol.lease import NEVER
@@ -83,12 +83,6 @@ class Holding(Held):
             if self._is_open and not self.lost:
                 message = f"unreleased {self!r}: its key stays taken until its lease ends"
                 warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-
-    if not TYPE_CHECKING:  # or else type checkers would know every name
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say what to write for what the lock of another library has: its `with` block gives the lock itself."""
-            raise no_such_attribute(self, name)
 
     def __repr__(self) -> str:
         """Say which key, and for how long."""

@@ -10,7 +10,6 @@ from typing import (
     ClassVar,
     Final,
     Generic,
-    Never,
     NoReturn,
     Protocol,
     Self,
@@ -27,7 +26,6 @@ from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiState
 from caslock.local.settings import (
-    FOREIGN,
     MAX_NOTE_BYTES,
     MIN_LEASE,
     Own,
@@ -43,9 +41,7 @@ from caslock.local.settings import (
     check_switch,
     check_text,
     check_timeout,
-    no_such_attribute,
     no_such_setting,
-    not_called,
     not_copied,
     wait_time,
 )
@@ -182,41 +178,21 @@ class Shown:
             *parameters, last = parameters
             if last.name == "settings":
                 parameters += [each for name, each in of_lock.items() if name in names]
-            elif last.name != "unknown":
+            else:
                 parameters.append(last)
         return inspect.Signature(parameters)
 
 
 class LockObject:
-    """Neither copied nor called."""
+    """What is not copied."""
 
     _runtime: staticmethod[[object], Runtime]
-    _with: ClassVar[str] = "with"
     _settings: ClassVar[type] = CommonSettings
     __signature__: ClassVar[Shown] = Shown()
-
-    if not TYPE_CHECKING:  # or else type checkers would know every name, and take any arguments
-
-        def __new__(cls, /, *args: object, **given: object) -> Self:
-            """Say what to write for the `name=` of another lock, say: Python would tell of a `key` that is missing."""
-            named = () if args[1:] or "key" in given else FOREIGN.keys() & given.keys()
-            made_by = getattr(cls.__init__, "__module__", "") if named else ""
-            if made_by.startswith("caslock."):  # not by a user's subclass, which may have such an argument
-                raise no_such_setting(sorted(named))
-            return super().__new__(cls)
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Say what to write for a method that the lock of another library has."""
-            raise no_such_attribute(self, name)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy would count as the same holder."""
         raise not_copied(self)
-
-    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse to be called, and so to be used as a decorator: that is `caslock.locked`."""
-        del args, kwargs
-        raise not_called(self, self._with)
 
 
 class OneKey(LockObject):
@@ -296,7 +272,6 @@ class SingleLock(Adoptable[S, H]):
         note: str = "",
         retry: Retry | tuple[int, int] = Retry(),
         poll: WaitBaseT | None = None,
-        **unknown: Never,
     ) -> None:
         """Create the lock; no request is sent.
 
@@ -331,14 +306,11 @@ class SingleLock(Adoptable[S, H]):
             poll: a tenacity wait strategy for the pauses between attempts; default: jittered, 5 ms
                 doubling to 0.5 s, and from 5 ms again whenever the key has changed hands (plus 1 ms for each process
                 that was seen to have it).
-            unknown: nothing else; for an argument of another library, the error says what to write here.
 
         Raises:
             ValueError, TypeError: an argument is invalid.
 
         """
-        if unknown:
-            raise no_such_setting(unknown)
         runtime = type(self)._runtime(store)
         check_key(key)
         if min_hold is not None:

@@ -157,74 +157,15 @@ def check_switch(name: str, value: bool) -> bool:  # noqa: FBT001 - what it chec
     return value
 
 
-FOREIGN: Final = {
-    "blocking": "timeout=0 (one try), or give it to acquire()",
-    "blocking_timeout": "timeout=seconds (0: one try), and ttl= for what redis-py calls timeout",
-    "sleep": "nothing, or poll=tenacity.wait_fixed(seconds), and ttl= for what redis-py calls timeout",
-    "poll_interval": "poll=, a tenacity wait strategy",
-    "expire": "ttl=seconds",
-    "lease": "ttl=seconds",
-    "lease_timeout": "ttl=seconds",
-    "lifetime": "ttl=seconds",
-    "auto_renewal": "auto_renew=",
-    "identifier": "note= for people (locks with one owner= would not exclude each other)",
-    "id": "note= for people (locks with one owner= would not exclude each other)",
-    "thread_local": "nothing: any thread or task may call release() of the hold, though not that of the lock",
-    "name": "the key, as the second argument",
-    "lock_file": "the key, as the second argument",
-    "prefix": "prefix= of caslock.connect",
-    "raise_on_release_error": "nothing: an error of the release is raised, or added as a note to that of the block",
-}
-"""Arguments of other libraries (redis-py, python-redis-lock, filelock, kazoo, sherlock), and what to write here."""
-
 OF_LOCK_ONLY: Final = frozenset({"owner", "min_hold", "linger"})
 """Settings that other locks, and an adoption, do not have."""
 
-FOREIGN_IN_CALLS: Final = {
-    "acquire(blocking_timeout=)": "timeout=seconds",
-    "acquire(sleep=)": "poll= where the lock is made, a tenacity wait strategy",
-    "acquire(poll_interval=)": "poll= where the lock is made, a tenacity wait strategy",
-    "acquire(token=)": "hold.hand_over(), if another process is to release it",
-    "extend(additional_time=)": "extend(seconds), from now: it replaces the lease, and adds nothing to it",
-    "extend(replace_ttl=)": "nothing: it always replaces the lease",
-}
-"""Arguments of their methods, and what to write here."""
-
-_OWNED: Final = "`not hold.lost`, of what acquire() returns, until its release; or hold.ensure_held(), which raises"
-
-FOREIGN_METHODS: Final = {
-    "extend": "hold.extend(ttl), of what acquire() returns; it replaces the lease",
-    "reacquire": "hold.extend(ttl), of what acquire() returns",
-    "owned": _OWNED,
-    "is_acquired": _OWNED,
-    "is_locked": f"{_OWNED}; lock.locked() says whether anybody holds it",
-    "contenders": "lock.holder(), which says who holds the key",
-    "get_owner_id": "lock.holder(), which says who holds the key",
-    "reset": "lock.force_release()",
-    "cancel": "lock.acquire(timeout=seconds); a task that waits can be cancelled",
-}
-"""Methods of their locks, and what to write here."""
-
 
 def no_such_setting(names: Iterable[str]) -> TypeError:
-    """Say that there is no such argument, and what to write for one that another library has."""
+    """Say, as Python does, that there is no such argument."""
     name = next(iter(names))
-    hint = f": write {FOREIGN[name]}" if name in FOREIGN else ": that is for Lock(...)" if name in OF_LOCK_ONLY else ""
+    hint = ": that is for Lock(...)" if name in OF_LOCK_ONLY else ""
     return TypeError(f"got an unexpected keyword argument {name!r}{hint}")
-
-
-def no_such_argument(method: str, names: Iterable[str]) -> TypeError:
-    """Say that a method has no such argument, and what to write for one that another library has."""
-    name = next(iter(names))
-    place = f"{method}({name}=)"
-    hint = f": write {FOREIGN_IN_CALLS[place]}" if place in FOREIGN_IN_CALLS else ""
-    return TypeError(f"{method}() got an unexpected keyword argument {name!r}{hint}")
-
-
-def no_such_attribute(lock: object, name: str) -> AttributeError:
-    """Say that a lock or hold has no such attribute, and what to write for one that another library has."""
-    hint = f": write {FOREIGN_METHODS[name]}" if name in FOREIGN_METHODS else ""
-    return AttributeError(f"{type(lock).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=lock)
 
 
 def not_copied(lock: object) -> TypeError:
@@ -233,19 +174,6 @@ def not_copied(lock: object) -> TypeError:
     what = "keys" if "Multi" in kind else "key"
     return TypeError(
         f"{kind} can't be copied or pickled: send the store URL and the {what}, and create a new {kind} from them"
-    )
-
-
-def not_called(lock: object, word: str) -> TypeError:
-    """Say how a lock is used that was called, or put before a function as a decorator."""
-    kind, key = type(lock).__name__, getattr(lock, "key", "...")
-    side = {"ReadSide": "read", "WriteSide": "write"}.get(kind.removeprefix("Async"))
-    if side:
-        return TypeError(f"{kind} is not called: write `{word} lock.{side}:`")
-    permits = ", permits=..." if kind.endswith("Semaphore") else ""
-    return TypeError(
-        f"{kind} is not called: write `{word} lock:` inside the function, "
-        f"or put @caslock.locked(store, {key!r}{permits}) before it"
     )
 
 

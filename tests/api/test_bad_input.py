@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -23,13 +21,8 @@ from caslock import (
     Lock,
     MultiHold,
     MultiLock,
-    QuorumLock,
-    ReadWriteLock,
-    Semaphore,
-    Store,
     Traits,
 )
-from caslock.local.settings import FOREIGN, FOREIGN_IN_CALLS, FOREIGN_METHODS
 from caslock.protocol import record
 from caslock.protocol.record import MAX_HOLDS
 from caslock.store import MAX_VALUE
@@ -321,96 +314,17 @@ def test_what_says_whether_to_wait_is_no_number(make: Callable[..., Making], blo
 
 
 @every_lock
-@pytest.mark.parametrize("name", sorted(FOREIGN_METHODS))
-def test_a_method_of_another_library_is_told_what_it_is_called_here(make: Callable[..., Making], name: str) -> None:
-    """The AttributeError says what to write instead; of other names it says nothing more."""
-    lock = make(STORE, "key")
-    with pytest.raises(AttributeError, match=f"has no attribute '{name}': write {re.escape(FOREIGN_METHODS[name])}"):
-        getattr(lock, name)
-    with pytest.raises(AttributeError, match=r"has no attribute 'aquire'(\. Did you mean: 'acquire'\?)?$"):
-        getattr(lock, "aquire")  # noqa: B009 - mypy knows that it is not there
+def test_an_unknown_argument_is_refused(make: Callable[..., Making]) -> None:
+    """Where the lock is made, and by its methods: a timeout that is spelt wrong would wait forever."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blocking_timeout'"):
+        make(STORE, "key", blocking_timeout=1)
+    acquire: Callable[..., object] = make(STORE, "key").acquire
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blocking_timeout'"):
+        acquire(blocking_timeout=1)
 
 
-@pytest.mark.parametrize("kind", [Hold, AsyncHold])
-@pytest.mark.parametrize("name", sorted(FOREIGN_METHODS.keys() - {"extend"}))
-def test_a_hold_tells_of_such_a_method_too(kind: type[Any], name: str) -> None:
-    """With redis-py, a `with` block gives the lock itself."""
-    with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute '{name}': write "):
-        getattr(object.__new__(kind), name)
-
-
-@every_lock
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("blocking", r"timeout=0 \(one try\), or give it to acquire\(\)"),
-        ("blocking_timeout", r"timeout=seconds \(0: one try\)"),
-        ("sleep", r"nothing, or poll=tenacity.wait_fixed\(seconds\)"),
-        ("expire", "ttl=seconds"),
-        ("lease", "ttl=seconds"),
-        ("identifier", "note= for people"),
-        ("thread_local", r"nothing: any thread or task may call release\(\) of the hold"),
-    ],
-)
-def test_an_argument_of_another_library_is_told_what_it_is_called_here(
-    make: Callable[..., Making], name: str, told: str
-) -> None:
-    """What redis-py, filelock, kazoo and others have: the TypeError says what to write instead."""
-    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}': write {told}"):
-        make(STORE, "key", **{name: 1})
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'tll'$"):
-        make(STORE, "key", tll=1)
-
-
-@pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])
-@pytest.mark.parametrize("given", [(), (STORE,)])
-def test_a_key_by_the_name_of_another_library_is_told_where_it_goes(
-    kind: Callable[..., object], given: tuple[object, ...]
-) -> None:
-    """Nobody who writes it gives `key` as well, of which Python would say that it is missing."""
-    for name in ("name", "lock_file"):
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': write the key, as the second arg"):
-            kind(*given, **{name: "k"})
-
-
-def test_a_subclass_may_call_its_arguments_as_it_likes() -> None:
-    """Only the constructors of caslock refuse the names of other libraries."""
-
-    class RoomLock(Lock):
-        def __init__(self, *, name: str, prefix: str = "room:") -> None:
-            super().__init__(STORE, prefix + name)
-
-    class TenantLock(Lock):
-        def __init__(self, store: Store, cls: str, key: str) -> None:
-            super().__init__(store, f"{cls}:{key}")
-
-    assert RoomLock(name="42").key == "room:42"
-    assert TenantLock(STORE, "t", key="k").key == TenantLock(STORE, cls="t", key="k").key == "t:k"
-
-
-def test_the_page_for_those_who_come_from_another_library_has_all_hints() -> None:
-    """Its table is this one."""
-    rows = [f"| `{name}=` | {words} |" for name, words in FOREIGN.items()]
-    rows += [f"| `{place}` | {words} |" for place, words in FOREIGN_IN_CALLS.items()]
-    rows += [f"| `lock.{name}` | {words} |" for name, words in FOREIGN_METHODS.items()]
-    page = (Path(__file__).parents[2] / "docs/migrate.md").read_text()
-    assert page.partition("| there | here, write |\n|---|---|\n")[2].splitlines() == rows
-
-
-@pytest.mark.parametrize("place", [*FOREIGN_IN_CALLS, "acquire(wait=)", "extend(by=)"])
-def test_an_argument_of_a_method_of_another_library_is_told_what_it_is_called_here(place: str) -> None:
-    """As above, and nothing is looked at before."""
-    kinds: dict[str, tuple[type[Any], ...]] = {
-        "acquire": (Lock, AsyncLock, MultiLock, AsyncMultiLock, Semaphore, QuorumLock),
-        "extend": (Hold, AsyncHold, MultiHold, AsyncMultiHold),
-    }
-    method, _, rest = place.partition("(")
-    name = rest.removesuffix("=)")
-    hint = f": write {FOREIGN_IN_CALLS[place]}" if place in FOREIGN_IN_CALLS else ""
-    told = rf"^{method}\(\) got an unexpected keyword argument '{name}'{re.escape(hint)}$"
-    for kind in kinds[method]:
-        with pytest.raises(TypeError, match=told):  # noqa: PT012 - an `async def` is begun
-            coroutine = getattr(kind, method)(object.__new__(kind), **{name: 1})
-            coroutine.send(None)
-        with pytest.raises(TypeError, match=rf"{method}\(\) takes from 1 to [23] positional arguments"):
-            getattr(kind, method)(object.__new__(kind), 1, 2, 3)
+@pytest.mark.parametrize("kind", [Hold, AsyncHold, MultiHold, AsyncMultiHold])
+def test_an_extension_takes_seconds_only(kind: type[Any]) -> None:
+    """redis-py's ``extend(10, additional_time=...)`` has another meaning."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'additional_time'"):
+        kind.extend(object.__new__(kind), additional_time=1)

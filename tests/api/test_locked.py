@@ -20,7 +20,6 @@ import pytest
 import caslock
 from caslock import (
     AsyncHold,
-    AsyncLock,
     Hold,
     Lock,
     LockLost,
@@ -515,16 +514,6 @@ def test_what_is_no_function_is_refused(memory: MemoryStore, wrong: Any_) -> Non
     """A static or class method below which the decorator belongs, a class, and what can't be called."""
     with pytest.raises(TypeError, match=r"below @(static|class)method|decorates a function"):
         locked(memory, "k")(wrong)
-
-
-@pytest.mark.parametrize("make", [Lock, AsyncLock])
-def test_a_lock_is_no_decorator(memory: MemoryStore, make: Callable[..., Any]) -> None:
-    """Called, or put before a function, it says what to write."""
-    lock = make(memory, "k")
-    with pytest.raises(TypeError, match=r"is not called: write `(async )?with lock:`.*@caslock\.locked\(store, 'k'\)"):
-        lock(skipped)
-    with pytest.raises(TypeError, match="is not called"):
-        lock()
 
 
 def test_wrong_arguments_are_the_functions_own_error(memory: MemoryStore) -> None:

@@ -71,9 +71,9 @@ def a_lock(store: Store, async_store: AsyncStore) -> None:
             held.extend(5)
     lock.acquire().release()  # type: ignore[union-attr]
     lock.acquire(10)  # type: ignore[arg-type]
-    lock.acquire(blocking_timeout=1)  # type: ignore[arg-type]
+    lock.acquire(blocking_timeout=1)  # type: ignore[call-arg]
     lock.owned()  # type: ignore[attr-defined]
-    caslock.Lock(store, "k", tll=3)  # type: ignore[arg-type]
+    caslock.Lock(store, "k", tll=3)  # type: ignore[call-arg]
     with lock as held:
         assert_type(held, caslock.Hold)
         assert_type(held.release(), None)
