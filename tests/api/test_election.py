@@ -207,10 +207,10 @@ def test_tasks_of_one_election_exclude_each_other(memory: MemoryStore) -> None:
     ("settings", "error", "text"),
     [
         ({"owner": "ann"}, TypeError, "unexpected keyword argument 'owner'"),
-        ({"identifier": "ann"}, TypeError, "write note="),
+        ({"identifier": "ann"}, TypeError, "unexpected keyword argument .identifier."),
         ({"min_hold": 5}, TypeError, "unexpected keyword argument 'min_hold'"),
         ({"linger": 5}, TypeError, "unexpected keyword argument 'linger'"),
-        ({"blocking_timeout": 5}, TypeError, "write timeout="),
+        ({"blocking_timeout": 5}, TypeError, "unexpected keyword argument .blocking_timeout."),
         ({"ttl": 0}, ValueError, "ttl"),
         ({"timeout": float("nan")}, ValueError, "timeout"),
         ({"note": "x" * 2000}, ValueError, "note is too long"),
@@ -224,7 +224,7 @@ def test_tasks_of_one_election_exclude_each_other(memory: MemoryStore) -> None:
 def test_bad_settings_are_refused(
     api: Callable[..., object], settings: dict[str, object], error: type[Exception], text: str, memory: MemoryStore
 ) -> None:
-    """Before any request, and with what to write instead."""
+    """Before any request."""
     store = Watched(memory)
     with pytest.raises(error, match=text):
         api(store, "key", **settings)

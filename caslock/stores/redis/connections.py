@@ -152,9 +152,11 @@ class Connections(Generic[L]):
 
 def read_answer(reply: Reply, read: Callable[[Reply], T]) -> T | Exception:
     """Return what an answer says, or the error that it is; raise one that means a failover: it ends all connections."""
+    if not isinstance(reply, Exception):
+        return read(reply)
     if isinstance(reply, FAILOVER):
         raise reply
-    return reply if isinstance(reply, Exception) else read(reply)
+    return reply
 
 
 def _in_place_of(request: Request[T], error: Exception) -> Request[T]:

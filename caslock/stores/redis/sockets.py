@@ -46,25 +46,28 @@ class Connection:
 
     async def ask(self, packet: bytes, replies: int, ends: float, wait: float) -> list[Reply]:
         """See `Link.ask`; it never suspends."""
-        self._within(seconds_left(ends))
         if self._acknowledge:
             packet += self._acknowledge
             replies += 1
-        self._send(packet, ends)
+        self._within(seconds_left(ends))
+        self._socket.sendall(packet)
         return self._receive(replies, ends, wait)
 
     def exchange(self, packet: bytes, seconds: float) -> Reply:
         """Send a packet, and return its only reply within `seconds` of when the connection was taken."""
         if seconds != self._timeout:
             self._within(seconds)
-        ends = self.used + seconds
-        self._send(packet, ends)
-        return self._receive(1, ends, 0.0)[0]
-
-    def _send(self, packet: bytes, ends: float) -> None:
         self._socket.sendall(packet)
         if len(packet) > _CHUNK:  # to send so much may have taken a while
-            self._within(seconds_left(ends))
+            return self._receive(1, self.used + seconds, 0.0)[0]
+        reader = self._reader
+        reader.feed(self._socket.recv(_CHUNK))
+        reply: Reply = reader.gets()
+        if reply is MORE or type(reply) is PUSH:
+            return self._receive(1, self.used + seconds, 0.0)[0]
+        if reader.has_data():
+            self.used = SUSPECT
+        return reply
 
     def _within(self, seconds: float) -> None:
         """Set the timeout of the socket: a system call."""
@@ -72,13 +75,10 @@ class Connection:
         self._timeout = seconds
 
     def _receive(self, replies: int, ends: float, wait: float) -> list[Reply]:
+        """Return what was received, and what still comes by the moment `ends`, or after the first reply `wait` later."""
         received: list[Reply] = []
         reader = self._reader
         while True:
-            data = self._socket.recv(_CHUNK)
-            if not data:
-                raise exceptions.ConnectionError("Connection closed by server.")
-            reader.feed(data)
             while (reply := reader.gets()) is not MORE:
                 if type(reply) is PUSH:
                     continue
@@ -88,6 +88,10 @@ class Connection:
                         self.used = SUSPECT
                     return received
             self._within(seconds_left(ends + wait if received else ends))
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise exceptions.ConnectionError("Connection closed by server.")
+            reader.feed(data)
 
     def is_quiet(self) -> bool:
         """Tell whether it is open, and nothing has come in that was not asked for."""
