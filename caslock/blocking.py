@@ -343,8 +343,9 @@ class _OneKey(_Acquired[K]):
             entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, state.settings.ttl)
         except (StoreError, ValueError) as error:
             return run(state.win(hold, timeout, first=Sent(put, error)))
-        observed = answered(hold._attempt, put, entry)
-        return hold if state.end_put(hold, put, observed) else run(state.win(hold, timeout, first=Sent(put, observed)))
+        if state.end_put(hold, put, entry):
+            return hold
+        return run(state.win(hold, timeout, first=Sent(put, answered(hold._attempt, put, entry))))
 
 
 class Lock(SingleLock[Store, Hold], _OneKey[Hold]):

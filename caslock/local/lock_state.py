@@ -263,8 +263,9 @@ class LockState:
             entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, self.settings.ttl)
         except (StoreError, ValueError) as error:
             return await self.win(hold, timeout, first=Sent(put, error))
-        observed = answered(hold._attempt, put, entry)
-        return hold if self.end_put(hold, put, observed) else await self.win(hold, timeout, first=Sent(put, observed))
+        if self.end_put(hold, put, entry):
+            return hold
+        return await self.win(hold, timeout, first=Sent(put, answered(hold._attempt, put, entry)))
 
     # One request, with as few function calls as can be: `caslock.blocking` sends it between the same two steps.
 
@@ -275,10 +276,10 @@ class LockState:
             return attempt.first(now)
         return None
 
-    def end_put(self, hold: Holding, put: Write, observed: Observed) -> bool:
+    def end_put(self, hold: Holding, put: Write, entry: Entry | None) -> bool:
         """Hold what the put has won, as its answer shows; False: it has not, `win` goes on."""
         attempt = hold._attempt
-        if not acquire.believe(attempt, observed, self.runtime.now()):
+        if not attempt.has_won(put, entry, self.runtime.now()):
             return False
         self._hold(hold)
         if observer.listens():

@@ -362,6 +362,17 @@ class Attempt:
         self.lease.believe(record, version, in_flight.get(record.write), now)
         in_flight.pop(record.write, None)
 
+    def has_won(self, put: Write, entry: Entry | None, now: float) -> bool:
+        """Note that we hold the key with `put`, if its answer shows that, and comes early: `answered` and `believe`.
+
+        In one call this saves PLACEHOLDER % of an uncontended cycle on Redis.
+        """
+        record = put.record
+        if entry is None or record is None or entry.value != put.value or now - put.at >= self.lease.ttl / 2:
+            return False
+        self.holds_with(record, entry.version, now)
+        return True
+
     def remainder(self, observed: Record | None, version: int, now: float) -> Record | None:
         """Return what a release leaves: others' holds as they are, a free record while a quarantine lasts, or nothing.
 

@@ -94,6 +94,13 @@ class SharedAttempt(Attempt):
         shares = (each._replace(hold=self.handed) if each.hold == self.hold_id else each for each in renewal.shares)
         return super().as_handed(renewal, now)._replace(shares=tuple(shares))
 
+    def has_won(self, put: Write, entry: Entry | None, now: float) -> bool:
+        """See `Attempt.has_won`."""
+        won = super().has_won(put, entry, now)
+        if won and entry is not None:
+            self.seen.look((entry.version, put.record), now, put.at, ABSENT)
+        return won
+
     def catch_up(self, now: float) -> None:
         """Begin from what another attempt of this process has seen last, if we are in that."""
         version, record = self.seen.newest
