@@ -23,6 +23,7 @@ from caslock.local.threads import finish, mend, running_task, thread_runtime
 from caslock.local.workers import run
 from caslock.process.guards import on_failure
 from caslock.protocol.exchange import Sent, answered
+from caslock.protocol.lease import NEVER
 from caslock.protocol.life import HELD
 from caslock.store import ABSENT, Store
 
@@ -147,7 +148,7 @@ class Hold(Holding, _Held):
                     sent = Sent(removal, answered(attempt, removal, entry))
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
-        run(state.release(self, removed=sent))
+        run(state.leave(self, NEVER, sent))
 
     def hand_over(self) -> str:
         """Hand the hold over to another process, and return a ticket for `Lock.adopt` or `Semaphore.adopt` there.

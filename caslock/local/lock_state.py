@@ -17,7 +17,7 @@ from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
 from caslock.local import linger
 from caslock.local.hold import Holding
-from caslock.local.queue import LocalQueue
+from caslock.local.queue import LocalQueue, next_look
 from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
 from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
@@ -307,12 +307,14 @@ class LockState:
         if any(other.caller is attempt.caller and other.levels for other in inside):
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
 
-    async def _turn(self, attempt: Attempt, began: float, timeout: float | None, since: float | None) -> float | None:
+    async def _turn(
+        self, attempt: Attempt, look: float, began: float, timeout: float | None, since: float | None
+    ) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         limit = NEVER if timeout is None else began + timeout
         if timeout == 0:  # what lingers is nobody's
             limit = began + self.runtime.patience
-        if not await self._queue.turn(attempt, self.runtime, limit, once=timeout == 0):
+        if not await self._queue.turn(attempt, look, limit, once=timeout == 0):
             now = self.runtime.now()
             raise in_use(attempt, self._queue.inside(now), Waited(now, began, since))
         return None if timeout is None else max(0.0, began + timeout - self.runtime.now())
@@ -338,13 +340,15 @@ class LockState:
         timeout = None if timeout is None else max(0.0, began + timeout - now)
         queued = False
         try:
-            inside = None if entered or isinstance(first, Sent) else self._queue.enter(attempt, now)
+            is_in = entered or isinstance(first, Sent)
+            inside = None if is_in else self._queue.enter(attempt, now, waits=timeout != 0)
             if inside is not None:
                 queued = True
                 if timeout != 0:
                     self._warn_of_itself(attempt, inside)
+                look = next_look(inside, now)
                 del inside  # a waiter must not keep an abandoned hold alive
-                timeout = await self._turn(attempt, began, timeout, since)
+                timeout = await self._turn(attempt, look, began, timeout, since)
             if not await self._ask(attempt, timeout, first):
                 raise busy(attempt, Waited(self.runtime.now(), began, since))  # noqa: TRY301 - told below
         except Exception as error:
@@ -457,6 +461,11 @@ class LockState:
                     removed = Sent(removal, answered(attempt, removal, entry))
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
+        await self.leave(hold, limit, removed)
+
+    async def leave(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
+        """Do what `release` does, without the removal that is most releases."""
+        attempt = hold._attempt
         if not self._leave_level(hold):
             return
         try:

@@ -19,7 +19,6 @@ from caslock.protocol.life import HAD
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
 
 
 RUN_SECONDS: Final = 0.05
@@ -76,36 +75,48 @@ class LocalQueue:
             self._inside = [weakref.ref(attempt)]
             return True
 
-    def enter(self, attempt: Attempt, now: float) -> list[Attempt] | None:
-        """Go in, or return who is inside if there is somebody, or somebody waits; always `leave` afterwards."""
+    def enter(self, attempt: Attempt, now: float, *, waits: bool = False) -> list[Attempt] | None:
+        """Go in, or return who is inside, and join the line for `turn` if it `waits`; always `leave` afterwards."""
         with self._guard:
             inside = self._admit(now)
-            if not _may_join(attempt, inside):
-                return inside
-            self._let_in(attempt, now)
-            return None
+            if _may_join(attempt, inside):
+                self._let_in(attempt, now)
+                return None
+            if waits:
+                self._join(attempt)
+            return inside
 
-    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
+    async def turn(self, attempt: Attempt, look: float, limit: float, *, once: bool = False) -> bool:
         """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`.
 
-        `once`: do not wait, except for a lingering key to be released.
+        Args:
+            attempt: it is in the line, unless it asks `once`.
+            look: when to look again who is inside, see `next_look`.
+            limit: when to stop waiting.
+            once: do not wait, except for a lingering key to be released.
+
         """
-        attempt.turn.event = event = runtime.event()
-        patience = 0.0
-        with self._guard:
-            if once and (self.waiting or not all(each in linger.lingering for each in self._admit(runtime.now()))):
-                return False
-            self.waiting.append(attempt)
+        runtime, patience, until = attempt.runtime, 0.0, min(look, limit)
+        if once and not self._joins_behind_lingering(attempt, runtime.now()):
+            return False
         if linger.lingering:  # only now: who lets a key linger checks whether somebody waits
             self._end_lingering(runtime.now())
+        event, now = attempt.turn.event, runtime.now()
+        assert event is not None  # noqa: S101 - it is in the line
         while True:
-            now = runtime.now()
+            await event.wait(until - now)
+            now, incoming = runtime.now(), attempt.turn.incoming
+            if incoming is not None and not incoming.pending:  # our predecessor has sent our first put, or will not
+                break
             with self._guard:
                 inside = self._admit(now)
-                if attempt in inside and not attempt.turn.awaits_hand_over:
+                if attempt not in inside:
+                    if now >= limit:
+                        return False
+                    until = min(next_look(inside, now), limit)
+                elif incoming is None:
                     break
-                incoming = attempt.turn.incoming
-                if attempt in inside and incoming is not None:
+                else:
                     # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
                     # started, we wait one request timeout for the outcome (its event loop may have ended).
                     patience = patience or min(now + attempt.lease.ttl, max(limit, now) + runtime.patience)
@@ -116,14 +127,7 @@ class LocalQueue:
                         incoming.pending = False
                         break
                     until = patience if now >= limit else min(limit, patience)
-                elif now >= limit:
-                    return False
-                else:
-                    # Nobody reports the end of a lease, nor that an attempt was abandoned.
-                    ends = [each.lease.deadline if each.state in HAD else now + each.lease.ttl for each in inside]
-                    until = min(limit, *ends)
                 del inside  # a waiter must not keep an abandoned hold alive, which is renewed as long as it lives
-            await event.wait(until - now)
         attempt.turn.event = None
         return True
 
@@ -159,16 +163,30 @@ class LocalQueue:
             turn = attempt.turn
             if turn.incoming is not None:
                 turn.incoming.pending = False
-            if turn.outgoing is not None:  # nothing was sent
-                turn.outgoing.pending = False
-                turn.outgoing = None
             if alone:
                 self._inside, self._left = [], min(self._left, now)  # a successor that has given up is none
                 return
             self._inside = [other for other in self._inside if other() is not attempt]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
-            self._admit(now)
+            if turn.outgoing is not None:  # nothing was sent
+                outgoing, turn.outgoing = turn.outgoing, None
+                outgoing.settle()
+            if not self._inside:
+                self._admit(now)
+
+    def _join(self, attempt: Attempt) -> None:
+        attempt.turn.event = attempt.runtime.event()
+        self.waiting.append(attempt)
+
+    def _joins_behind_lingering(self, attempt: Attempt, now: float) -> bool:
+        """Join the line if only what lingers is before us; whether it is."""
+        with self._guard:
+            joins = not self.waiting and all(each in linger.lingering for each in self._admit(now))
+            if joins:
+                self._join(attempt)
+                self._admit(now)
+            return joins
 
     def inside(self, now: float) -> list[Attempt]:
         """Return the attempts that are inside."""
@@ -243,6 +261,11 @@ class LocalQueue:
         # While another Lock object of its owner has the key, a pause would let nobody in.
         attempt.turn.yields = self._yields if now < self._yields_until and not self._inside else 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
+
+
+def next_look(inside: list[Attempt], now: float) -> float:
+    """When to look again who is inside: nobody reports the end of a lease, nor that an attempt was abandoned."""
+    return min(each.lease.deadline if each.state in HAD else now + each.lease.ttl for each in inside)
 
 
 def _may_join(attempt: Attempt, inside: list[Attempt]) -> bool:

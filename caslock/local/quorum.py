@@ -283,8 +283,8 @@ class QuorumState(LockState):
                 )
         attempt.state = OVER
 
-    async def release(self, hold: Holding, limit: float = NEVER, removed: Observed | Sent | None = None) -> None:
-        """See `LockState.release`; each store has its own limit."""
+    async def leave(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
+        """See `LockState.leave`; each store has its own limit."""
         del limit, removed
         if not self._leave_level(hold):
             return

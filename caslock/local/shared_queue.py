@@ -10,7 +10,6 @@ from caslock.protocol.shares import Seen
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.runtime import Runtime
     from caslock.protocol.shared_attempt import SharedAttempt
 
 RUN_SECONDS: Final = 0.1
@@ -79,11 +78,11 @@ class SharedQueue(LocalQueue):
                 other.turn.yields = yields
                 other.wake()
 
-    async def turn(self, attempt: Attempt, runtime: Runtime, limit: float, *, once: bool = False) -> bool:
+    async def turn(self, attempt: Attempt, look: float, limit: float, *, once: bool = False) -> bool:
         """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""
         if once:
             return True
-        inside = await super().turn(attempt, runtime, limit)
+        inside = await super().turn(attempt, look, limit)
         cast("SharedAttempt", attempt).has_seen = self._has_seen
         return inside
 

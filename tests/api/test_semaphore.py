@@ -17,6 +17,7 @@ from tenacity import wait_fixed
 
 from caslock import AsyncSemaphore, Lock, LockLost, MultiLock, NotAcquired, NotHeld, Semaphore, StoreError, locked
 from caslock.local import clock, shared_queue
+from caslock.local.queue import next_look
 from caslock.local.shared_queue import RUN_SECONDS
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
@@ -514,9 +515,10 @@ def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: b
     state = Semaphore(memory, "key", 1)._state.begun()
     before, after = state._attempt(), state._attempt()
     assert state._queue.enter(before, clock.now()) is None
+    inside = present(state._queue.enter(after, clock.now(), waits=True))
     force(before, State.HELD if got else State.OVER)
     state._queue.leave(before, clock.now())
-    run(state._queue.turn(after, state.runtime, NEVER))
+    run(state._queue.turn(after, next_look(inside, clock.now()), NEVER))
     assert cast("SharedAttempt", after).has_seen is got
 
 

@@ -11,7 +11,7 @@ from caslock.errors import LockLost, StoreError
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiAcquire
-from caslock.local.queue import LocalQueue
+from caslock.local.queue import LocalQueue, next_look
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.batch import Answers
 from caslock.protocol.lease import NEVER, Lease
@@ -46,9 +46,11 @@ async def take_every_turn_first(self: MultiAcquire[Holding]) -> None:
     queues = self.states if self.states[0].runtime.batching is not None else ()
     entered = {state: self._holds[state]._attempt for state in queues if not self._re_enter(state)}
     for state, attempt in entered.items():
-        if not state.enter_at_once(attempt):
-            left = None if self._timeout is None else max(0.0, self._began + self._timeout - state.runtime.now())
-            await state._turn(attempt, state.runtime.now(), left, self._began)
+        now = state.runtime.now()
+        inside = state._queue.enter(attempt, now, waits=True)
+        if inside is not None:
+            left = None if self._timeout is None else max(0.0, self._began + self._timeout - now)
+            await state._turn(attempt, next_look(inside, now), now, left, self._began)
     answers: Answers = {}
     if len(entered) > 1:
         answers = await protocol.put_together(self.states[0].runtime, list(entered.values()), {}) or {}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import cast
 
 import pytest
 
 from caslock.local import queue as queues
-from caslock.local.queue import LocalQueue
+from caslock.local.queue import LocalQueue, next_look
 from caslock.protocol.attempt import Attempt, FirstRecord, LockSettings, Terms
 from caslock.protocol.contention import LONGEST_PAUSE, Contention
 from caslock.protocol.lease import NEVER
@@ -45,11 +45,8 @@ class Line:
         self.watching: object = None
         self.gone: list[Attempt] = []
         self.known: list[Attempt] = []  # as its threads refer to them
-        self.meanwhile: Callable[[], object] = lambda: None
 
     def now(self) -> float:
-        act, self.meanwhile = self.meanwhile, lambda: None
-        act()
         return self.clock
 
     def event(self) -> Bell:
@@ -98,10 +95,15 @@ class Line:
 class Turn:
     def __init__(self, line: Line, attempt: Attempt, limit: float = NEVER) -> None:
         self.attempt = attempt
-        self._coroutine = line.queue.turn(attempt, cast("Runtime", line), limit)
+        inside = line.queue.enter(attempt, line.clock, waits=True)
+        self._is_in = inside is None
+        self._coroutine = line.queue.turn(attempt, next_look(inside, line.clock) if inside else NEVER, limit)
 
     def goes_on(self) -> float | str | None:
         """Look again; returns the seconds until the next look at the latest, or "in", or "out of time"."""
+        if self._is_in:
+            self._coroutine.close()
+            return "in"
         try:
             return cast("float | None", self._coroutine.send(None))
         except StopIteration as end:
@@ -147,16 +149,6 @@ def test_one_is_inside_and_the_next_one_is_woken(line: Line) -> None:
     line.leaves(third.attempt)
     assert (line.inside, line.queue.waiting) == ([], [])
     assert line.enters(first)
-
-
-def test_nobody_overtakes_one_that_begins_to_wait(line: Line) -> None:
-    """Even if the key is free by then: it came first."""
-    late = line.comes("late")
-    line.meanwhile = lambda: entered.append(line.enters(late))
-    entered: list[bool] = []
-    assert Turn(line, line.comes("early")).goes_on() == "in"
-    assert entered == [False]
-    assert len(line.inside) == 1
 
 
 def test_one_that_gives_up_is_not_let_in(line: Line) -> None:

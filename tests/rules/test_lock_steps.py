@@ -94,17 +94,19 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
     attempt = hold._attempt
     limits: list[float] = []
 
-    async def turn(_attempt: Attempt, _runtime: object, limit: float, *, once: bool) -> bool:
+    async def turn(_attempt: Attempt, _look: float, limit: float, *, once: bool) -> bool:
         limits.append(limit)
         store.passed += passes
         return not once
 
     state._queue = SimpleNamespace(turn=turn, inside=lambda _now: [])  # type: ignore[assignment] # of a test
     began = state.runtime.now()
-    assert run(state._turn(attempt, began, timeout, None)) == (None if left is None else pytest.approx(left, abs=0.2))
+    assert run(state._turn(attempt, NEVER, began, timeout, None)) == (
+        None if left is None else pytest.approx(left, abs=0.2)
+    )
     assert limits.pop() == (NEVER if timeout is None else began + timeout)
     with pytest.raises(NotAcquired, match="another thread or task of this process is waiting for lock 'k'"):
-        run(state._turn(attempt, began, 0, None))
+        run(state._turn(attempt, NEVER, began, 0, None))
     assert len(limits) == 1
 
 
@@ -119,7 +121,7 @@ def test_a_key_that_nobody_wants_is_taken_by_the_short_way(
     lock = Lock(store, "k")
     with monkeypatch.context() as patch:
         patch.setattr(LockState, "win", None)
-        patch.setattr(LockState, "release", None)
+        patch.setattr(LockState, "leave", None)
         for _ in range(3):
             lock.acquire()
             lock.release()

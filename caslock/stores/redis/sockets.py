@@ -75,7 +75,7 @@ class Connection:
         self._timeout = seconds
 
     def _receive(self, replies: int, ends: float, wait: float) -> list[Reply]:
-        """Return what was received, and what still comes by the moment `ends`, or after the first reply `wait` later."""
+        """Return so many replies: the first comes by the moment `ends`, the others may come `wait` seconds later."""
         received: list[Reply] = []
         reader = self._reader
         while True:
