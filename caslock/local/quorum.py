@@ -1,4 +1,4 @@
-"""The state of one QuorumLock object, for both APIs: an acquire at each store, side by side, and their votes counted.
+"""The state of one QuorumLock object, for both APIs: an acquire at each store, side by side, and who has a majority.
 
 At each store it is an ordinary acquire of the protocol: one try, with its retries, its clean-up and its renewals.  It
 runs in a thread or task of its own, which goes on when the lock has enough answers and returns.
@@ -12,19 +12,19 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import CaslockError, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.local.lock_state import LockState
 from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import HELD, LEAVING, OVER, UNSETTLED, WITHDRAWING
-from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
+from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from caslock.local.hold import Holding
     from caslock.local.shared import Shared
@@ -66,18 +66,16 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
 
 
 class QuorumState(LockState):
-    """The state of one QuorumLock object.  Its attempt and lease are those of the lock; the votes have their own."""
+    """The state of one QuorumLock object.  Its attempt and lease are those of the lock; each store has its own."""
 
-    __slots__ = ("_asked", "_events", "_nodes")
+    __slots__ = ("_events", "_nodes")
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
         self._nodes = tuple(nodes)
 
     def _begin(self) -> None:
-        # The newest vote of each store.  Weakly, for a vote that an interrupt leaves behind must not be renewed.
-        self._asked: weakref.WeakValueDictionary[int, Vote] = weakref.WeakValueDictionary()
-        self._events: list[Event] = []  # of those who wait for votes
+        self._events: list[Event] = []  # of those who wait for answers
         super()._begin()
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
@@ -86,7 +84,7 @@ class QuorumState(LockState):
         attempt.lease = QuorumLease(lease.ttl, lease.max_hold, lease.auto_renew)
         return attempt
 
-    def _part(self, node: Runtime, hold: str, attempt: Attempt) -> Attempt:
+    def _part(self, node: Runtime, hold_id: str, attempt: Attempt) -> Attempt:
         """Return an acquire at one store."""
         lease = attempt.lease
         began, now = lease.began, node.now()
@@ -94,7 +92,7 @@ class QuorumState(LockState):
         ttl = max(min(lease.ttl, rest), 0.0)
         settings = self.settings._replace(ttl=ttl, max_hold=rest)
         terms = self._terms._replace(runtime=node, settings=settings)
-        part = Attempt(terms, hold, self._stamps, node.mutex(), attempt.caller)
+        part = Attempt(terms, hold_id, self._stamps, node.mutex(), attempt.caller)
         part.limit = now  # it is one try
         part.after_renewal = partial(self._fill, attempt)
         return part
@@ -118,8 +116,8 @@ class QuorumState(LockState):
             if now >= limit:
                 return False
             pause = attempt.contend().pause()
-            # When contenders have split the votes, one of them has to be first next time by more than a round takes.
-            splits = splits + 1 if any(vote.attempt.lease.fence for vote in ballot.votes) else 0
+            # When contenders have split the leases, one of them has to be first next time by more than a round takes.
+            splits = splits + 1 if any(part.lease.fence for part in ballot.parts) else 0
             if splits and attempt.terms.settings.poll is None:
                 pause += random.uniform(0.0, (now - before) * 2 ** min(splits, 6))  # noqa: S311 - no secret
             await self.runtime.sleep(max(0.0, min(pause, limit - now)))
@@ -129,111 +127,81 @@ class QuorumState(LockState):
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
         now = self.runtime.now
-        hold = f"{self._nonce}.{next(self._numbers)}"
-        parts = [self._part(node, hold, attempt) for node in self._nodes]
+        # A nonce of its own: to a store, what it has not answered yet of an earlier ballot is somebody else's.
+        hold_id = f"{self._nonce}-{next(self._numbers)}.1"
+        parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
-        for index, vote in enumerate(ballot.votes):
-            self._begin_vote(index, attempt, ballot, vote)
+        for part in parts:
+            part.runtime.start(partial(self._vote, attempt, ballot, part))
         if not await self._until(lambda: ballot.is_decided(now()), patience):
-            ballot.drop_queued()
+            ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
-                for vote in ballot.votes:
-                    if vote.stage is Stage.ASKED:
-                        vote.error = OutcomeUnknown("no answer in time")
+                for part in tuple(ballot.pending):
+                    ballot.errors[part] = OutcomeUnknown("no answer in time")
         if ballot.win(now()):
-            part = next(vote.attempt for vote in ballot.votes if vote.counts)
-            attempt.lease.record, attempt.lease.began = part.lease.record, now()
+            attempt.lease.record, attempt.lease.began = ballot.held[0].lease.record, now()
             return ballot
         await self._give_back(ballot)
         self._judge(attempt, ballot)
         return ballot
 
-    def _begin_vote(self, index: int, attempt: Attempt, ballot: Ballot, vote: Vote, before: Vote | None = None) -> None:
-        """Ask one store, but not before it has answered what this lock has sent it earlier."""
-        earlier = self._asked.get(index, vote)
-        if earlier is not before and not (earlier.is_idle or earlier.attempt.runtime.ended(earlier.attempt)):
-            earlier.then[:] = [partial(self._begin_vote, index, attempt, ballot, vote, before)]
-            if earlier.is_idle:  # it has ended at this very moment, and may not have seen that
-                self._go_on(earlier)
-        elif ballot.is_open or before is not None:
-            self._asked[index] = vote
-            vote.attempt.runtime.start(partial(self._vote, attempt, ballot, vote, before))
-
-    @staticmethod
-    def _go_on(vote: Vote) -> None:
-        """Ask the store again, if that has waited for the end of this vote."""
-        try:
-            then = vote.then.pop()  # in one step: one thread takes it
-        except IndexError:
+    async def _vote(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
+        """Ask one store."""
+        if not ballot.begin(part):
             return
-        then()
-
-    async def _vote(self, attempt: Attempt, ballot: Ballot, vote: Vote, before: Vote | None = None) -> None:
-        """Ask one store; `before` is its lost vote, of which nothing must be left."""
-        if before is not None:
-            await self._leave(ballot, before)
-            if before.stage is not Stage.OVER:
-                ballot.end(vote, before.error)
-        if not ballot.begin(vote):
-            return
-        failure = await _failure_of(self._take(attempt, ballot, vote))
-        if failure is not None:
-            failure = await _failure_of(withdraw.give_up(vote.attempt.runtime, vote.attempt, failure)) or failure
+        failure = await _failure_of(self._take(attempt, ballot, part))
         if failure is None:
-            ballot.tell()
-        else:
-            ballot.end(vote, failure)  # raised where the votes are counted
-            if isinstance(failure, StoreError):
-                warn_of_missing_vote(vote.attempt, failure)
-        self._go_on(vote)
+            return
+        failure = await _failure_of(withdraw.give_up(part.runtime, part, failure)) or failure
+        ballot.end(part, failure)  # it is raised where the votes are counted
+        if isinstance(failure, StoreError):
+            warn_of_missing_vote(part, failure)
 
-    async def _take(self, attempt: Attempt, ballot: Ballot, vote: Vote) -> None:
-        part = vote.attempt
+    async def _take(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
         if not await acquire.acquire(part.runtime, part, 0.0):
             raise NotAcquired("held by another")
-        part.lease.on_loss.append(partial(self._part_lost, attempt, ballot))
-        if not ballot.join(vote, part.runtime.now()):
+        part.lease.on_loss.append(partial(self._part_lost, attempt, ballot, part))
+        if not ballot.join(part, part.runtime.now()):
             raise NotAcquired("too late")
         part.runtime.watch(part)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
         """Raise an error if too few stores can serve us; else note who holds the key."""
-        for vote in ballot.votes:
-            if vote.error is not None and not isinstance(vote.error, CaslockError):
-                raise vote.error
+        for error in ballot.errors.values():
+            if not isinstance(error, CaslockError):
+                raise error
         failed = ballot.failed
         if len(failed) > ballot.spare:
-            unknown = sum(isinstance(vote.error, OutcomeUnknown) for vote in failed)
+            unknown = sum(isinstance(error, OutcomeUnknown) for error in failed.values())
             rest = f"A request that may still be applied expires within {attempt.lease.ttl:g} s after that"
             rest = rest if unknown else "Nothing was left behind"
-            error = self._too_few(f"could not acquire lock {self.key!r}", failed, rest)
+            failure = self._too_few(f"could not acquire lock {self.key!r}", failed, rest)
             if unknown > ballot.spare:
-                raise OutcomeUnknown(str(error)) from error.__cause__
-            raise error
-        for vote in ballot.votes:
-            met = vote.attempt.contention
+                raise OutcomeUnknown(str(failure)) from failure.__cause__
+            raise failure
+        for part in ballot.parts:
+            met = part.contention
             if met is not None:
                 attempt.contend().meet(met.observed, self.runtime.now())
                 return
 
-    def _too_few(self, what: str, failed: Sequence[Vote], rest: str) -> StoreError:
+    def _too_few(self, what: str, failed: Mapping[Attempt, BaseException], rest: str) -> StoreError:
         """Return an error that says which stores have failed, and why."""
         reasons: list[str] = []
-        errors = [vote.error or StoreUnavailable("no answer in time") for vote in failed]
-        for vote, error in zip(failed, errors, strict=True):
-            location = vote.attempt.runtime.store.traits.location
+        for part, error in failed.items():
+            location = part.runtime.store.traits.location
             text = str(error.__cause__ if isinstance(error.__cause__, StoreError) else error)
             reasons.append(text if location in text else f"{location}: {text}")
-        no_answer = any(isinstance(error, StoreUnavailable) for error in errors)
+        no_answer = any(isinstance(error, StoreUnavailable) for error in failed.values())
         kind = "did not answer" if no_answer else "refused"
         message = f"{what}, because {len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(reasons)}. {rest}"
         failure = StoreUnavailable(message) if no_answer else StoreError(message)
-        failure.__cause__ = next(iter(errors), None)
+        failure.__cause__ = next(iter(failed.values()), None)
         return failure
 
     async def _until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until the votes are `done`; False: they were not at the moment `limit`."""
+        """Wait until there are answers enough to be `done`; False: there were not at the moment `limit`."""
         event = self.runtime.event()
         self._events.append(event)
         try:
@@ -250,33 +218,28 @@ class QuorumState(LockState):
 
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
-        for vote in ballot.close():
-            vote.attempt.runtime.start(partial(self._leave, ballot, vote))
+        for part in ballot.close():
+            part.runtime.start(partial(self._leave_store, ballot, part))
         now, traits = self.runtime.now(), self.runtime.store.traits
-        if not await self._until(lambda: ballot.is_idle, now + GRACE):
+        if not await self._until(lambda: not ballot.pending, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
 
-    async def _leave(self, ballot: Ballot, vote: Vote) -> None:
+    @staticmethod
+    async def _leave_store(ballot: Ballot, part: Attempt) -> None:
         """Release one lease; if there is no answer, go on in the background."""
-        if not ballot.leave(vote):
-            return
-        part = vote.attempt
         failure = await _failure_of(release.release(part.runtime, part))
-        stage = Stage.OVER if failure is None or isinstance(failure, LockLost) else Stage.HELD
         if part.state is not OVER:
             part.runtime.in_background(partial(release.release_quietly, part.runtime, part), FREE_TTL)
-        ballot.end(vote, failure, stage=stage)
-        self._go_on(vote)
+        ballot.end(part, failure)
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
         attempt.state = WITHDRAWING
         ballot = cast("QuorumLease", attempt.lease).ballot
-        if ballot is not None and (ballot.is_open or ballot.count(Stage.LEAVING)):
+        if ballot is not None and (ballot.is_open or ballot.held):
             await self._give_back(ballot)
-            left = [vote for vote in ballot.votes if vote.stage in {Stage.HELD, Stage.LEAVING}]
-            if left:
-                where = ", ".join(vote.attempt.runtime.store.traits.location for vote in left)
+            if ballot.held:
+                where = ", ".join(part.runtime.store.traits.location for part in ballot.held)
                 error.add_note(
                     f"The lease of {self.key!r} at {where} is released in the background; "
                     f"it expires within {attempt.lease.ttl:g} s."
@@ -297,7 +260,7 @@ class QuorumState(LockState):
             if ballot.is_open:
                 ballot.in_time = not lease.lost and self.runtime.now() < lease.deadline
         await self._give_back(ballot)
-        lost = not ballot.in_time or ballot.kept < ballot.needed
+        lost = not (ballot.in_time and ballot.enough_stood)
         loss = attempt.lose(lease.end("released")) if lost else None
         with ballot.guard:
             if attempt.state is not OVER:
@@ -308,41 +271,41 @@ class QuorumState(LockState):
             raise loss
         if not ballot.is_released:
             ends = f"Call release() again; otherwise its leases expire within {lease.ttl:g} s"
-            failed = [vote for vote in ballot.votes if vote in ballot.failed or vote.stage is Stage.LEAVING]
-            raise self._too_few(f"could not release lock {self.key!r}", failed, ends)
+            silent = {part: StoreUnavailable("no answer in time") for part in ballot.held if part in ballot.pending}
+            raise self._too_few(f"could not release lock {self.key!r}", ballot.failed | silent, ends)
 
     # Renewal
 
     def _watch(self, attempt: Attempt) -> None:
         """Each lease is watched by itself; tell what was lost before there was a hold."""
-        self._part_lost(attempt, cast("Ballot", cast("QuorumLease", attempt.lease).ballot))
+        ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
+        for part in ballot.parts:
+            if part in ballot.granted and not ballot.counts(part):
+                self._part_lost(attempt, ballot, part)
 
-    def _part_lost(self, attempt: Attempt, ballot: Ballot) -> None:
-        """After the loss of one lease, try to win it back; if no majority is left, tell the loss of the lock."""
+    def _part_lost(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
+        """Release what is left of a lost lease: then its store is asked again; without a majority, tell the loss."""
         lease = attempt.lease
-        if not (attempt.state is HELD and ballot.is_open):
+        if lease.lost or not (attempt.state is HELD and ballot.is_open):
             return
         if self.runtime.now() < lease.deadline:
-            if lease.auto_renew:
-                self._fill(attempt)
+            part.runtime.start(partial(self._leave_store, ballot, part))
             return
-        for vote in ballot.votes:
-            vote.attempt.begin_release()  # the others are not renewed any more
-            vote.attempt.lease.reported = True
+        for each in ballot.parts:
+            each.begin_release()  # the others are not renewed any more
+            each.lease.reported = True
         attempt.lose(lease.end("renewed"))
 
     def _fill(self, attempt: Attempt) -> None:
-        """Ask the stores again that have no lease of ours: after the loss of one, and each renewal of another one."""
+        """Ask the stores again that have no lease of ours: after the renewal of another one."""
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
-        hold = f"{self._nonce}.{next(self._numbers)}"
-        for index, node in enumerate(self._nodes):
-            if ballot.votes[index].stage is Stage.OVER or ballot.votes[index].attempt.lease.lost:
-                part = self._part(node, hold, attempt)
-                before = ballot.replace(index, part) if part.lease.ttl else None
-                if before is not None:
-                    self._begin_vote(index, attempt, ballot, ballot.votes[index], before)
+        for index in ballot.vacant:
+            hold_id = f"{ballot.parts[index].siblings}{next(self._numbers)}"
+            part = self._part(self._nodes[index], hold_id, attempt)
+            if part.lease.ttl and ballot.replace(index, part):
+                part.runtime.start(partial(self._vote, attempt, ballot, part))
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""
@@ -355,39 +318,36 @@ class QuorumState(LockState):
         renew.check(attempt, self.runtime.now())
         lease = cast("QuorumLease", attempt.lease)
         ballot, before = cast("Ballot", lease.ballot), lease.ttl
-        lease.ttl = before if ttl is None else ttl  # also of what is won back meanwhile
-        held = [vote for vote in ballot.votes if vote.counts]
-        answered: list[Vote] = []
-        for vote in held:
-            vote.attempt.runtime.start(partial(self._extend, ballot, vote, ttl, answered))
-
-        def enough() -> bool:
-            return extended() >= ballot.needed or len(answered) == len(held)
+        lease.ttl = before if ttl is None else ttl  # also of what is asked for meanwhile
+        held = ballot.held
+        answers: dict[Attempt, BaseException | None] = {}
+        for part in held:
+            part.runtime.start(partial(self._extend, ballot, part, ttl, answers))
 
         def extended() -> int:
-            return sum(vote.error is None for vote in answered)
+            return list(answers.values()).count(None)
+
+        def enough() -> bool:
+            return extended() >= ballot.needed or len(answers) == len(held)
 
         now, traits = self.runtime.now(), self.runtime.store.traits
-        if not await self._until(lambda: len(answered) == len(held), now + GRACE):
+        if not await self._until(lambda: len(answers) == len(held), now + GRACE):
             await self._until(enough, now + 3 * traits.request_timeout)
         if extended() < ballot.needed:
             lease.ttl = before
             renew.check(attempt, self.runtime.now())
-            failed = [vote for vote in held if vote not in answered or vote.error is not None]
+            said = {part: answers.get(part, StoreUnavailable("no answer in time")) for part in held}
+            failed = {part: error for part, error in said.items() if error is not None}
             raise self._too_few(f"could not extend lock {self.key!r}", failed, "The hold lasts no longer than before")
         self._fill(attempt)
 
-    async def _extend(self, ballot: Ballot, vote: Vote, ttl: float | None, answered: list[Vote]) -> None:
+    @staticmethod
+    async def _extend(
+        ballot: Ballot, part: Attempt, ttl: float | None, answers: dict[Attempt, BaseException | None]
+    ) -> None:
         """Replace one lease."""
-        part = vote.attempt
-        vote.error = None
-        try:
-            await renew.renew(part.runtime, part, ttl)
-        except (CaslockError, ValueError) as error:
-            vote.error = error
-        finally:
-            answered.append(vote)
-            ballot.tell()
+        answers[part] = await _failure_of(renew.renew(part.runtime, part, ttl))
+        ballot.tell()
 
 
 async def _failure_of(work: Awaitable[object]) -> BaseException | None:

@@ -6,15 +6,14 @@ https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/.  Nothi
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from caslock.errors import NotAcquired, StoreError, StoreUnavailable
 from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.life import HELD
+from caslock.protocol.life import HAD, HELD, RELEASING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from caslock.protocol.attempt import Attempt
@@ -26,68 +25,25 @@ def majority(stores: int) -> int:
     return stores // 2 + 1
 
 
-class Stage(Enum):
-    """How far one store is with one acquire of a QuorumLock."""
-
-    QUEUED = "nothing has been sent"
-    ASKED = "its answer has not come, or is being undone"
-    HELD = "it has granted a lease, which is to be released"
-    LEAVING = "the lease is being released"
-    OVER = "nothing is to be done any more"
-
-
-class Vote:
-    """What one store says to one acquire."""
-
-    __slots__ = ("__weakref__", "attempt", "begun", "error", "stage", "then")
-
-    def __init__(self, attempt: Attempt) -> None:
-        """Begin with nothing sent; `attempt` is the acquire at that store."""
-        self.attempt: Attempt = attempt
-        self.stage: Stage = Stage.QUEUED
-        self.begun: bool = False  # its release, by the thread or task that makes it
-        self.then: list[Callable[[], object]] = []  # what asks the store again, once nothing is under way
-        self.error: BaseException | None = None  # why there is no lease, or what its release has raised
-
-    @property
-    def granted(self) -> bool:
-        """Whether there is a lease."""
-        return self.stage in _GRANTED
-
-    @property
-    def kept(self) -> bool:
-        """Whether there is a lease, or it stood until it was released: no other owner can have had it."""
-        return self.granted or (self.stage is Stage.OVER and self.error is None)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is under way."""
-        return self.stage not in _BUSY
-
-    @property
-    def counts(self) -> bool:
-        """Whether there is a lease that is not known to be lost."""
-        return self.stage in _GRANTED and not self.attempt.lease.lost
-
-
-_GRANTED: Final = frozenset({Stage.HELD, Stage.LEAVING})
-_BUSY: Final = frozenset({Stage.ASKED, Stage.LEAVING})
-
-
 class Ballot:
-    """The votes of all stores in one acquire, until the lock is released.
+    """The leases of one acquire, one at each store, until the lock is released.
 
-    Each vote has a thread or task of its own; `guard` is held for a few instructions only.
+    Each store is asked by a thread or task of its own, with an attempt of its own; `guard` is held for a few
+    instructions only.
     """
 
-    __slots__ = ("events", "guard", "in_time", "is_open", "votes", "won")
+    __slots__ = ("errors", "events", "granted", "guard", "in_time", "is_open", "parts", "pending", "unasked", "won")
 
     def __init__(
-        self, attempts: Sequence[Attempt], guard: AbstractContextManager[object], events: Sequence[Event]
+        self, parts: Sequence[Attempt], guard: AbstractContextManager[object], events: Sequence[Event]
     ) -> None:
-        """Begin with nothing sent; `events` wake those who wait for the votes."""
+        """Begin with nothing sent; `parts` are the attempts, and `events` wake those who wait for the answers."""
         self.guard: AbstractContextManager[object] = guard
-        self.votes: list[Vote] = [Vote(attempt) for attempt in attempts]
+        self.parts: list[Attempt] = list(parts)
+        self.unasked: set[Attempt] = set(parts)  # nothing has been sent for them
+        self.pending: set[Attempt] = set(parts)  # they are still to be granted or refused, or to be released
+        self.granted: set[Attempt] = set()  # they have had a lease that has joined the others
+        self.errors: dict[Attempt, BaseException] = {}  # why there is no lease, or what its release has raised
         self.is_open: bool = True  # a lease that is granted may still join
         self.won: bool = False  # a majority was had at one moment, and the acquire has returned
         self.in_time: bool = False  # it still was when its release began
@@ -96,37 +52,79 @@ class Ballot:
     @property
     def needed(self) -> int:
         """How many leases are a majority."""
-        return majority(len(self.votes))
+        return majority(len(self.parts))
 
     @property
     def spare(self) -> int:
         """How many stores the others can do without."""
-        return len(self.votes) - self.needed
+        return len(self.parts) - self.needed
+
+    def stood(self, part: Attempt) -> bool:
+        """Whether there is a lease, or was until it was released: no other owner can have had it."""
+        return part in self.granted and not part.lease.lost
+
+    def counts(self, part: Attempt) -> bool:
+        """Whether there is a lease that is not known to be lost."""
+        return part.state in HAD and self.stood(part)
+
+    @property
+    def held(self) -> list[Attempt]:
+        """Those that count."""
+        return [part for part in self.parts if self.counts(part)]
 
     @property
     def deadline(self) -> float:
         """When fewer than a majority of the leases will be left, if nothing renews them."""
-        ends = sorted((vote.attempt.lease.deadline for vote in self.votes if vote.counts), reverse=True)
+        ends = sorted([part.lease.deadline for part in self.held], reverse=True)
         return ends[self.needed - 1] if len(ends) >= self.needed else -NEVER
 
-    def begin(self, vote: Vote) -> bool:
+    def begin(self, part: Attempt) -> bool:
         """Note that a request is about to be sent; False: send none, because nobody waits for it any more."""
         with self.guard:
-            begins = vote.stage is Stage.QUEUED and self.is_open
-            if begins:
-                vote.stage = Stage.ASKED
-            elif vote.stage is Stage.QUEUED:
-                vote.stage, vote.error = Stage.OVER, NotAcquired("not asked")
+            begins = part in self.unasked and self.is_open
+            if part in self.unasked and not begins:
+                self._give_up(part, NotAcquired("not asked"))
+            self.unasked.discard(part)
             return begins
 
-    def join(self, vote: Vote, now: float) -> bool:
+    def give_up_unasked(self) -> None:
+        """Give up on what could not be sent yet, because no thread is free."""
+        with self.guard:
+            for part in self.unasked:
+                self._give_up(part, StoreUnavailable("earlier requests have not been answered", sent=False))
+            self.unasked.clear()
+
+    def _give_up(self, part: Attempt, error: BaseException) -> None:
+        self.pending.discard(part)
+        self.errors[part] = error
+
+    def join(self, part: Attempt, now: float) -> bool:
         """Count a lease that was granted; False: it comes too late and has to be given back."""
         with self.guard:
             if not self.is_open or (self.won and now >= self.deadline):  # lost is lost
                 return False
-            vote.stage = Stage.HELD
-            vote.attempt.state = HELD
-            return True
+            part.state = HELD
+            self.granted.add(part)
+            self.pending.discard(part)
+        self.tell()
+        return True
+
+    def end(self, part: Attempt, error: BaseException | None) -> None:
+        """Note that a store has refused a lease, or that a release has ended."""
+        with self.guard:
+            self.pending.discard(part)
+            if error is not None:
+                self.errors[part] = error
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake those who wait for answers."""
+        for event in tuple(self.events):
+            event.set()
+
+    def is_decided(self, now: float) -> bool:
+        """Whether a majority is had, or can no longer be had."""
+        return now < self.deadline or len(self.held) + len(self.pending) < self.needed
 
     def win(self, now: float) -> bool:
         """Whether a majority of leases stands at this moment, and the lock is held."""
@@ -134,91 +132,55 @@ class Ballot:
             self.won = self.is_open and now < self.deadline
             return self.won
 
-    def close(self) -> list[Vote]:
-        """Let no lease join any more, and return those whose release has not begun; after an interrupt call it again.
+    @property
+    def vacant(self) -> list[int]:
+        """The numbers of the stores where we have no lease, and nothing of an earlier one is left."""
+        return [
+            number for number, part in enumerate(self.parts) if part not in self.pending and part.state not in HAD
+        ]
+
+    def replace(self, index: int, part: Attempt) -> bool:
+        """Ask a vacant store again, in the name of `part`; False: do not."""
+        with self.guard:
+            asks = self.is_open and self.won and index in self.vacant
+            if asks:
+                self.parts[index] = part
+                self.unasked.add(part)
+                self.pending.add(part)
+            return asks
+
+    def close(self) -> list[Attempt]:
+        """Let no lease join any more, and return those to be released; after an interrupt call it again.
 
         From now on nothing is renewed.
         """
         with self.guard:
-            for vote in self.votes:
-                vote.attempt.begin_release()
-                if vote.stage is Stage.HELD:
-                    vote.stage = Stage.LEAVING
+            for part in self.parts:
+                part.begin_release()
             self.is_open = False  # last: after an interrupt it is open, and closed once more
-            return [vote for vote in self.votes if vote.stage is Stage.LEAVING and not vote.begun]
-
-    def leave(self, vote: Vote) -> bool:
-        """Note that a release begins; False: another thread makes it, or it is over."""
-        with self.guard:
-            begins = vote.stage is Stage.LEAVING and not vote.begun
-            vote.begun = vote.begun or begins
-            return begins
-
-    def end(self, vote: Vote, error: BaseException | None, *, stage: Stage = Stage.OVER) -> None:
-        """Note how a request has ended, and wake those who wait for it."""
-        with self.guard:
-            vote.error, vote.stage, vote.begun = error, stage, False
-        self.tell()
-
-    def tell(self) -> None:
-        """Wake those who wait for the votes."""
-        for event in tuple(self.events):
-            event.set()
-
-    def drop_queued(self) -> None:
-        """Give up on what could not be sent yet: an earlier request is not answered, or no thread is free."""
-        with self.guard:
-            for vote in self.votes:
-                if vote.stage is Stage.QUEUED:
-                    vote.stage = Stage.OVER
-                    vote.error = StoreUnavailable("earlier requests have not been answered", sent=False)
-
-    def replace(self, index: int, attempt: Attempt) -> Vote | None:
-        """Ask a store again that has no lease of ours, and return its vote till now; None: there is nothing to ask."""
-        with self.guard:
-            vote = self.votes[index]
-            lost = vote.stage is Stage.HELD and vote.attempt.lease.lost
-            if not (self.is_open and self.won and (lost or vote.stage is Stage.OVER)):
-                return None
-            if lost:
-                vote.stage = Stage.LEAVING
-            self.votes[index] = Vote(attempt)
-            return vote
-
-    def count(self, *stages: Stage) -> int:
-        """Return how many votes are at one of these stages."""
-        return sum(vote.stage in stages for vote in self.votes)
-
-    def is_decided(self, now: float) -> bool:
-        """Whether a majority is had, or can no longer be had."""
-        pending = self.count(Stage.QUEUED, Stage.ASKED)
-        held = sum(vote.counts for vote in self.votes)
-        return now < self.deadline or held + pending < self.needed
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is under way."""
-        return all(vote.is_idle for vote in self.votes)
+            leaving = [part for part in self.parts if part.state in RELEASING]
+            self.pending.update(leaving)
+            return leaving
 
     @property
     def is_free(self) -> bool:
         """Whether others can have a majority, as far as it depends on us, or no answer is to come."""
-        return self.count(Stage.LEAVING, Stage.HELD) <= self.spare or not self.count(Stage.LEAVING)
+        return len(self.held) <= self.spare or self.pending.isdisjoint(self.held)
 
     @property
     def is_released(self) -> bool:
         """Whether the release has begun, and others can have a majority."""
-        return not self.is_open and self.count(Stage.LEAVING, Stage.HELD) <= self.spare
+        return not self.is_open and len(self.held) <= self.spare
 
     @property
-    def failed(self) -> list[Vote]:
-        """The votes of the stores that could not serve us."""
-        return [vote for vote in self.votes if isinstance(vote.error, StoreError)]
+    def failed(self) -> dict[Attempt, BaseException]:
+        """The stores that could not serve us, and why."""
+        return {part: self.errors[part] for part in self.parts if isinstance(self.errors.get(part), StoreError)}
 
     @property
-    def kept(self) -> int:
-        """How many leases there are, or stood until they were released."""
-        return sum(vote.kept for vote in self.votes)
+    def enough_stood(self) -> bool:
+        """Whether a majority of the leases stood until they were released."""
+        return sum(map(self.stood, self.parts)) >= self.needed
 
 
 class QuorumLease(Lease):
@@ -242,18 +204,14 @@ class QuorumLease(Lease):
 
     def end(self, missing: str) -> str:
         """Return why the lock is lost: why the leases that are lost have ended."""
-        votes = [] if self.ballot is None else self.ballot.votes
-        whys: dict[str, str] = {}
-        left = 0
-        for vote in votes:
-            lease = vote.attempt.lease
-            if vote.granted and vote.attempt.runtime.now() >= lease.deadline:
-                whys[vote.attempt.runtime.store.traits.location] = lease.lost or lease.end(missing)
-            elif lease.lost:
-                whys[vote.attempt.runtime.store.traits.location] = lease.lost
-            else:
-                left += vote.kept
-        if len(whys) == len(votes) and len(set(whys.values())) == 1:
+        assert self.ballot is not None  # noqa: S101 - only what was held is lost
+        parts, whys = self.ballot.parts, dict[str, str]()
+        for part in parts:
+            lease, over = part.lease, self.ballot.counts(part) and part.runtime.now() >= part.lease.deadline
+            if lease.lost or over:
+                whys[part.runtime.store.traits.location] = lease.lost or lease.end(missing)
+        if len(whys) == len(parts) and len(set(whys.values())) == 1:
             return next(iter(whys.values()))
+        left = sum(self.ballot.stood(part) and part.runtime.store.traits.location not in whys for part in parts)
         reasons = "; ".join(why if where in why else f"at {where}, {why}" for where, why in whys.items())
-        return f"{left} of its {len(votes)} leases stood, and it needs {majority(len(votes))}: {reasons}"
+        return f"{left} of its {len(parts)} leases stood, and it needs {majority(len(parts))}: {reasons}"

@@ -24,7 +24,7 @@ from caslock import (
     StoreUnavailable,
     observe,
 )
-from caslock.protocol.quorum import QuorumLease, Stage, Vote
+from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.protocol.record import decode
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, Fault, FaultyStore, lose_reply, lose_request, unsent
@@ -46,13 +46,13 @@ def at(store: FaultyStore, key: str) -> Record:
     return present(observed(cast("Store", store.store), key))
 
 
-def votes(hold: Hold) -> list[Vote]:
-    return present(cast("QuorumLease", hold._attempt.lease).ballot).votes
+def ballot_of(hold: Hold) -> Ballot:
+    return present(cast("QuorumLease", hold._attempt.lease).ballot)
 
 
 def all_count(hold: Hold) -> bool:
     """Whether the hold knows of a lease at each store: before that, it may not survive the loss of one."""
-    return all(vote.counts for vote in votes(hold))
+    return ballot_of(hold).held == ballot_of(hold).parts
 
 
 def forget(store: FaultyStore, key: str) -> None:
@@ -188,10 +188,10 @@ def test_a_store_that_was_down_is_won_later() -> None:
     three, key = stores(), fresh()
     three[2].down()
     with QuorumLock(three, key, ttl=60) as hold:
-        assert until(lambda: votes(hold)[2].stage is Stage.OVER)
+        assert until(lambda: ballot_of(hold).vacant == [2])
         assert holders(three, key) == [True, True, False]
         three[2].heal()
-        make_due(*(vote.attempt for vote in votes(hold)[:2]))
+        make_due(*ballot_of(hold).parts[:2])
         assert until(lambda: all(holders(three, key)))
     assert until(lambda: not any(holders(three, key)))
 
@@ -278,7 +278,7 @@ def test_a_loss_that_the_release_finds_is_told(monkeypatch: pytest.MonkeyPatch) 
     hold.extend()
     Lock(three[1], key).force_release()
     Lock(three[2], key).force_release()
-    with pytest.raises(LockLost, match="it needs 2"):
+    with pytest.raises(LockLost, match="it was force-released"):
         hold.release()
 
 
@@ -289,6 +289,8 @@ def test_what_is_won_back_has_the_length_of_the_last_extension() -> None:
         assert until(lambda: all_count(hold))
         forget(three[1], key)
         hold.extend(60)
+        assert until(lambda: ballot_of(hold).vacant == [1])
+        make_due(ballot_of(hold).parts[0])
         assert until(lambda: all(holders(three, key)))
         assert [at(store, key).ttl for store in three] == [60.0] * 3
 
@@ -420,7 +422,7 @@ def test_observers_are_told_of_the_lock_and_not_of_its_leases() -> None:
             assert until(lambda: all_count(hold))
             first = hold._attempt.lease.deadline
             assert QuorumLock(three, key).acquire(timeout=0) is None
-            make_due(*(vote.attempt for vote in votes(hold)))
+            make_due(*ballot_of(hold).parts)
             assert until(lambda: hold._attempt.lease.deadline > first)
     finally:
         stop()

@@ -130,14 +130,14 @@ WRONG_SEMAPHORES = [
 
 
 def the_longest_lease(self: Ballot) -> float:
-    return max((vote.attempt.lease.deadline for vote in self.votes if vote.counts), default=-float("inf"))
+    return max((part.lease.deadline for part in self.held), default=-float("inf"))
 
 
 async def give_nothing_back(self: QuorumState, ballot: Ballot) -> None:
     """Keep the leases of a lost vote, and of a released lock."""
     del self
-    for vote in ballot.close():
-        vote.attempt.state = State.HELD
+    for part in ballot.close():
+        part.state = State.HELD
 
 
 def lose_in_silence(self: QuorumState, *_: object) -> None:

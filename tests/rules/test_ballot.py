@@ -1,4 +1,4 @@
-"""Single steps of a ballot: what each does to a vote at each stage, always under the guard."""
+"""Single steps of a ballot: what each does to the lease of a store, always under the guard."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from caslock.errors import NotAcquired, StoreUnavailable
 from caslock.protocol.attempt import Attempt
-from caslock.protocol.lease import NEVER, Lease
-from caslock.protocol.life import HELD, LEAVING
-from caslock.protocol.quorum import Ballot, QuorumLease, Stage, Vote
+from caslock.protocol.lease import NEVER
+from caslock.protocol.life import ASKING, HAD, HELD, LEAVING, OVER, UNSETTLED, State
+from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.protocol.runtime import Event
+from tests.support.life import force
 from tests.support.scripted import Bell, Scripted, an_attempt
 
 END = 10.0
@@ -29,20 +30,20 @@ class Guard:
         self.taken = False
 
 
-class Guarded(Vote):
-    """A vote that nobody looks at without the guard, unless the test does."""
+class Guarded(set[Attempt]):
+    """Attempts that nobody changes without the guard."""
 
-    guard: Guard | None = None
+    def __init__(self, parts: Sequence[Attempt], guard: Guard) -> None:
+        super().__init__(parts)
+        self._guard = guard
 
-    @property
-    def stage(self) -> Stage:
-        assert self.guard is None or self.guard.taken
-        return self._stage
+    def add(self, part: Attempt) -> None:
+        assert self._guard.taken
+        super().add(part)
 
-    @stage.setter
-    def stage(self, value: Stage) -> None:
-        assert self.guard is None or self.guard.taken
-        self._stage = value
+    def discard(self, part: object) -> None:
+        assert self._guard.taken
+        super().discard(part)
 
 
 def attempt(number: int, *, now: float = 0.0) -> Attempt:
@@ -51,87 +52,71 @@ def attempt(number: int, *, now: float = 0.0) -> Attempt:
     script.traits = script.traits._replace(location=f"memory://{number}")
     attempt = an_attempt(script, ttl=10.0)
     attempt.lease.deadline = END
-    attempt.state = HELD
     return attempt
 
 
-def ballot(*stages: Stage, now: float = 0.0) -> tuple[Ballot, Guard, Bell]:
+UNASKED = "nothing was sent"
+Q, A, H, L, U, O = UNASKED, ASKING, HELD, LEAVING, UNSETTLED, OVER  # noqa: E741
+
+
+def ballot(*states: State | str, now: float = 0.0) -> tuple[Ballot, Bell]:
+    """Return a ballot whose stores are so far; one that is OVER has refused."""
     guard, bell = Guard(), Bell()
-    attempts = [attempt(number, now=now) for number in range(len(stages))]
-    made = Ballot(attempts, guard, cast("Sequence[Event]", [bell]))
+    parts = [attempt(number, now=now) for number in range(len(states))]
+    made = Ballot(parts, guard, cast("Sequence[Event]", [bell]))
     assert (made.is_open, made.won, made.in_time) == (True, False, False)
-    made.votes = [Guarded(each) for each in attempts]
-    for vote, stage in zip(made.votes, stages, strict=True):
-        vote.stage = stage
-    return made, guard, bell
-
-
-def watch(made: Ballot, guard: Guard | None) -> None:
-    """Have every look at a stage need the guard from now on; None: no longer."""
-    for vote in made.votes:
-        vote.guard = guard  # type: ignore[attr-defined] # of a Guarded
-
-
-def stages(made: Ballot) -> list[Stage]:
-    watch(made, None)
-    return [vote.stage for vote in made.votes]
-
-
-Q, A, H, L, O = Stage.QUEUED, Stage.ASKED, Stage.HELD, Stage.LEAVING, Stage.OVER  # noqa: E741
+    for part, state in zip(parts, states, strict=True):
+        force(part, state if isinstance(state, State) else ASKING)
+    of_state = dict(zip(parts, states, strict=True))
+    made.unasked = Guarded([part for part in parts if of_state[part] is Q], guard)
+    made.pending = Guarded([part for part in parts if of_state[part] in {Q, A, L}], guard)
+    made.granted = Guarded([part for part in parts if of_state[part] in HAD], guard)
+    made.errors = {part: NotAcquired() for part in parts if of_state[part] is O}
+    return made, bell
 
 
 def test_a_request_begins_once_and_not_after_the_end() -> None:
     """One that nobody waits for any more is over before it was sent."""
-    made, guard, _ = ballot(Q, A, Q)
-    watch(made, guard)
-    assert [made.begin(vote) for vote in made.votes] == [True, False, True]
-    assert stages(made) == [A, A, A]
-    made, guard, _ = ballot(Q, A, H)
+    made, _ = ballot(Q, A, Q)
+    assert [made.begin(part) for part in made.parts] == [True, False, True]
+    assert (made.unasked, made.pending, made.errors) == (set(), set(made.parts), {})
+    made, _ = ballot(Q, A, H)
     made.is_open = False
-    watch(made, guard)
-    assert [made.begin(vote) for vote in made.votes] == [False] * 3
-    assert stages(made) == [O, A, H]
-    assert isinstance(made.votes[0].error, NotAcquired)
-    assert made.votes[1].error is None
+    assert [made.begin(part) for part in made.parts] == [False] * 3
+    assert (made.unasked, made.pending) == (set(), {made.parts[1]})
+    assert [type(made.errors.get(part)) for part in made.parts] == [NotAcquired, type(None), type(None)]
 
 
 def test_a_lease_joins_while_the_lock_is_held() -> None:
     """Not at the moment of its end, nor after it was closed."""
     for won, now, is_open, joins in ((False, 99.0, True, True), (True, 9.9, True, True), (True, END, True, False)):
-        made, guard, _ = ballot(H, H, A)
+        made, bell = ballot(H, H, A)
         made.won, made.is_open = won, is_open
-        watch(made, guard)
-        assert made.join(made.votes[2], now) is joins
-        assert stages(made)[2] is (H if joins else A)
-    closed, _, _ = ballot(H, H, A)
+        late = made.parts[2]
+        assert made.join(late, now) is joins
+        assert (late.state is HELD, late in made.granted, late not in made.pending, bell.rung) == (joins,) * 4
+    closed, _ = ballot(H, H, A)
     closed.is_open = False
-    assert not closed.join(closed.votes[2], 0.0)
+    assert not closed.join(closed.parts[2], 0.0)
 
 
 def test_a_majority_wins_before_its_end() -> None:
     """And only while the ballot is open."""
-    made, guard, _ = ballot(H, H, A)
-    watch(made, guard)
+    made, _ = ballot(H, H, A)
     assert [made.win(now) for now in (9.9, END)] == [True, False]
     made.is_open = False
     assert not made.win(0.0)
 
 
-def test_what_is_closed_is_released_once() -> None:
-    """By one thread; after an interrupt it is named again, until somebody has begun."""
-    made, guard, _ = ballot(H, A, H)
-    watch(made, guard)
-    leaving = made.close()
-    assert leaving == [made.votes[0], made.votes[2]]
-    assert {vote.attempt.state for vote in made.votes} == {LEAVING}
-    assert not made.is_open
-    assert made.leave(leaving[0])
-    assert not made.leave(leaving[0])
-    assert leaving[0].begun
-    assert not made.leave(made.votes[1])
-    assert not made.votes[1].begun
-    assert made.close() == [leaving[1]]
-    assert stages(made) == [L, A, L]
+def test_what_is_closed_is_to_be_released() -> None:
+    """Also what got no answer to an earlier release; a request that is under way is not."""
+    made, _ = ballot(H, A, U, O)
+    first, asked, third, _ = made.parts
+    for _ in range(2):
+        assert made.close() == [first, third]
+        assert [part.state for part in made.parts] == [LEAVING, ASKING, UNSETTLED, OVER]
+        assert made.pending == {first, asked, third}
+        assert not made.is_open
 
 
 def test_what_is_closed_by_halves_is_open() -> None:
@@ -140,8 +125,9 @@ def test_what_is_closed_by_halves_is_open() -> None:
     class Once:
         """An attempt that is interrupted as it is told that it ends, the first time."""
 
-        def __init__(self, lease: Lease) -> None:
-            self.lease = lease
+        state = LEAVING
+
+        def __init__(self) -> None:
             self.told = 0
 
         def begin_release(self) -> None:
@@ -149,119 +135,133 @@ def test_what_is_closed_by_halves_is_open() -> None:
             if self.told == 1:
                 raise KeyboardInterrupt
 
-    made, _, _ = ballot(H, H, H)
-    made.votes[1].attempt = cast("Attempt", Once(made.votes[1].attempt.lease))
+    made, _ = ballot(H, H, H)
+    made.parts[1] = cast("Attempt", Once())
     with pytest.raises(KeyboardInterrupt):
         made.close()
     assert made.is_open
-    assert made.close() == made.votes
+    assert made.close() == made.parts
     assert not made.is_open
 
 
 def test_an_end_is_told() -> None:
-    """With its error, and where the vote is then; another release may begin."""
-    made, guard, bell = ballot(L, H, H)
-    watch(made, guard)
+    """With its error, if there is one."""
+    made, bell = ballot(L, L, A)
     error = StoreUnavailable("down")
-    made.votes[0].begun = True
-    made.end(made.votes[0], error, stage=H)
-    assert (made.votes[0].error, made.votes[0].begun, bell.rung) == (error, False, 1)
-    made.end(made.votes[1], None)
-    assert stages(made) == [H, O, H]
+    made.end(made.parts[0], error)
+    made.end(made.parts[1], None)
+    assert made.errors == {made.parts[0]: error}
+    assert made.failed == {made.parts[0]: error}
+    assert made.pending == {made.parts[2]}
     assert bell.rung == 2
-    assert made.kept == 3
-    made.votes[1].error = NotAcquired()
-    assert made.kept == 2
-    made, _, _ = ballot(Q, A, O)
-    assert made.kept == 1
+    made.end(made.parts[2], NotAcquired())
+    assert list(made.errors) == [made.parts[0], made.parts[2]]
+    assert made.failed == {made.parts[0]: error}
 
 
-def test_only_what_was_not_sent_is_dropped() -> None:
+def test_only_what_was_not_sent_is_given_up() -> None:
     """It says so."""
-    made, guard, _ = ballot(Q, A, H)
-    watch(made, guard)
-    made.drop_queued()
-    assert stages(made) == [O, A, H]
-    error = made.votes[0].error
+    made, _ = ballot(Q, A, H)
+    made.give_up_unasked()
+    ((part, error),) = made.errors.items()
+    assert part is made.parts[0]
     assert isinstance(error, StoreUnavailable)
     assert error.sent is False
-    assert made.votes[1].error is None
+    assert (made.unasked, made.pending) == (set(), {made.parts[1]})
 
 
 @pytest.mark.parametrize(
-    ("stage", "lost", "is_open", "won", "replaced"),
+    ("state", "is_open", "won", "replaced"),
     [
-        (O, False, True, True, True),
-        (H, True, True, True, True),
-        (H, False, True, True, False),
-        (L, True, True, True, False),
-        (A, True, True, True, False),
-        (O, False, False, True, False),
-        (O, False, True, False, False),
+        (O, True, True, True),
+        (H, True, True, False),
+        (U, True, True, False),
+        (A, True, True, False),
+        (O, False, True, False),
+        (O, True, False, False),
     ],
 )
-def test_a_store_is_asked_again_if_it_has_no_lease_of_ours(
-    stage: Stage, *, lost: bool, is_open: bool, won: bool, replaced: bool
+def test_a_store_is_asked_again_if_nothing_is_left_there(
+    state: State, *, is_open: bool, won: bool, replaced: bool
 ) -> None:
-    """While the lock is held: what is left of a lost lease is released first."""
-    made, guard, _ = ballot(stage, H, H)
+    """While the lock is held."""
+    made, _ = ballot(state, H, H)
     made.is_open, made.won = is_open, won
-    before = made.votes[0]
-    before.attempt.lease.lost = "taken" if lost else ""
-    watch(made, guard)
+    assert made.vacant == ([0] if state is O else [])
     again = attempt(0)
-    assert made.replace(0, again) is (before if replaced else None)
-    assert (made.votes[0].attempt is again) is replaced
-    before.guard = None  # type: ignore[attr-defined] # of a Guarded
-    assert before.stage is (L if replaced and lost else stage)
+    assert made.replace(0, again) is replaced
+    assert (made.parts[0] is again, again in made.unasked, again in made.pending) == (replaced,) * 3
+
+
+def test_a_store_that_was_never_asked_is_vacant() -> None:
+    """As one that no thread was free for."""
+    made, _ = ballot(Q, H, H)
+    made.won = True
+    made.give_up_unasked()
+    assert made.vacant == [0]
 
 
 def test_a_ballot_is_decided_free_and_released_by_majorities() -> None:
     """Of three, and of five."""
-    for votes, now, decided in (
+    for states, now, decided in (
         ((H, H, A), 9.9, True),
         ((H, H, A), END, False),
         ((H, A, O), 0.0, False),
         ((H, O, O), 0.0, True),
         ((Q, A, O), 0.0, False),
     ):
-        assert ballot(*votes)[0].is_decided(now) is decided, votes
-    several: list[tuple[tuple[Stage, ...], bool, bool]] = [
-        ((L, O, O), True, False),
-        ((L, H, O), False, False),
-        ((L, L, O), False, False),
-        ((H, H, H), True, True),
-        ((H, H, O, O, L), False, False),
-        ((H, L, O, O, O), True, False),
+        assert ballot(*states)[0].is_decided(now) is decided, states
+    several: list[tuple[tuple[State, ...], bool]] = [
+        ((L, O, O), True),
+        ((L, U, O), False),
+        ((L, L, O), False),
+        ((U, U, U), True),
+        ((U, U, O, O, L), False),
+        ((U, L, O, O, O), True),
     ]
-    for stages_of_it, free, idle in several:
-        made, _, _ = ballot(*stages_of_it)
-        assert (made.is_free, made.is_idle) == (free, idle), stages_of_it
-    for votes, is_open, released in (((O, O, H), False, True), ((O, H, L), False, False), ((O, O, H), True, False)):
-        made, _, _ = ballot(*votes)
+    for of_it, free in several:
+        assert ballot(*of_it)[0].is_free is free, of_it
+    for states, is_open, released in (((O, O, U), False, True), ((O, U, L), False, False), ((O, O, H), True, False)):
+        made, _ = ballot(*states)
         made.is_open = is_open
-        assert made.is_released is released, votes
+        assert made.is_released is released, states
+
+
+def test_a_lease_stood_until_it_was_released_or_lost() -> None:
+    """What was never granted did not."""
+    made, _ = ballot(H, L, O, A)
+    assert [made.stood(part) for part in made.parts] == [True, True, False, False]
+    assert made.held == made.parts[:2]
+    force(made.parts[1], OVER)
+    assert [made.stood(part) for part in made.parts] == [True, True, False, False]
+    assert made.held == made.parts[:1]
+    assert not made.enough_stood
+    made.granted |= set(made.parts)
+    assert made.enough_stood
+    made.parts[0].lease.lost = made.parts[1].lease.lost = "it was taken away"
+    assert made.held == [made.parts[3]] * 0
+    assert not made.enough_stood
 
 
 def test_a_quorum_lasts_as_long_as_a_majority_of_its_leases() -> None:
     """It ends with the third largest deadline of five, and earlier when leases are lost."""
     lease = QuorumLease(10.0, NEVER, auto_renew=True)
     assert lease.deadline == -NEVER
-    lease.ballot, _, _ = ballot(H, H, H, H, A)
-    for vote, deadline in zip(lease.ballot.votes, (3.0, 9.0, 5.0, 7.0, 99.0), strict=True):
-        vote.attempt.lease.deadline = deadline
+    lease.ballot, _ = ballot(H, H, H, H, A)
+    for part, deadline in zip(lease.ballot.parts, (3.0, 9.0, 5.0, 7.0, 99.0), strict=True):
+        part.lease.deadline = deadline
     assert lease.deadline == 5.0
     for lost, ends in ((1, 3.0), (3, -NEVER)):
-        lease.ballot.votes[lost].attempt.lease.lost = "taken away"
+        lease.ballot.parts[lost].lease.lost = "taken away"
         assert lease.deadline == ends
 
 
 def test_the_loss_of_a_quorum_says_why_each_lease_has_ended() -> None:
     """With its location, unless that is said; all for one reason need no location."""
     lease = QuorumLease(10.0, NEVER, auto_renew=True)
-    lease.ballot, _, _ = ballot(H, H, H, now=END)
+    lease.ballot, _ = ballot(H, H, H, now=END)
     assert lease.end("renewed") == "its lease ended before it was renewed"
-    first, second, third = (vote.attempt.lease for vote in lease.ballot.votes)
+    first, second, third = (part.lease for part in lease.ballot.parts)
     first.lost = "it is no longer at memory://0"
     assert lease.end("renewed") == (
         "0 of its 3 leases stood, and it needs 2: it is no longer at memory://0; "
@@ -269,12 +269,10 @@ def test_the_loss_of_a_quorum_says_why_each_lease_has_ended() -> None:
     )
     second.deadline = third.deadline = END + 1
     assert lease.end("renewed") == "2 of its 3 leases stood, and it needs 2: it is no longer at memory://0"
-    lease.ballot.votes[1].stage = O
-    lease.ballot.votes[1].error = NotAcquired()
+    lease.ballot.granted.remove(lease.ballot.parts[1])
     second.deadline = 0.0
     assert lease.end("renewed") == "1 of its 3 leases stood, and it needs 2: it is no longer at memory://0"
     third.lost = "it was taken"
     assert lease.end("renewed") == (
         "0 of its 3 leases stood, and it needs 2: it is no longer at memory://0; at memory://2, it was taken"
     )
-    assert QuorumLease(10.0, NEVER, auto_renew=True).end("renewed") == "0 of its 0 leases stood, and it needs 1: "

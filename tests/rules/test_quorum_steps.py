@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -16,9 +17,11 @@ from caslock.local.quorum import GRACE, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
+from caslock.protocol import release
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.life import State
-from caslock.protocol.quorum import Ballot, Vote
+from caslock.protocol.quorum import Ballot
+from caslock.protocol.record import decode
 from caslock.protocol.runtime import Runtime
 from tests.rules.test_multilock_steps import TIMEOUT, Clock, Timed
 from tests.support.locations import present
@@ -40,11 +43,10 @@ class Scene(Clock):
         self.rung = 0  # how often those who wait were woken
         self.silent: set[object] = set()  # stores that no thread is free for
         self.hung: list[Member] = []  # stores whose first request gets no answer
-        self.votes: list[tuple[Ballot, Vote]] = []  # of these
+        self.asked: list[tuple[Ballot, Attempt]] = []  # of these
         self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
         self.watched: list[Attempt] = []
         self.lost: list[Attempt] = []  # whose loss was reported
-        self.ended: list[Attempt] = []  # whose event loop has ended
         self.meanwhile: Callable[[], object] = lambda: None  # as time passes
         self.later: list[float] = []
         self.stores = [Member(f"memory://{number}", self) for number in range(3)]
@@ -64,7 +66,6 @@ class Scene(Clock):
         monkeypatch.setattr(ThreadRuntime, "start", start)
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
         monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
-        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, attempt: attempt in self.ended)
         monkeypatch.setattr(
             ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
         )
@@ -82,9 +83,9 @@ class Scene(Clock):
             self.unsent.append(work)
         elif any(runtime.home is store for store in self.hung):
             self.hung.remove(cast("Member", runtime.home))
-            _, ballot, vote, _ = cast("partial[Coroutine[object, object, None]]", work).args
-            assert ballot.begin(vote)
-            self.votes.append((ballot, vote))
+            _, ballot, part = cast("partial[Coroutine[object, object, None]]", work).args
+            assert ballot.begin(part)
+            self.asked.append((ballot, part))
         else:
             run(work())
 
@@ -254,46 +255,37 @@ def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
     assert scene.stores[2].memory.get("k") is None
 
 
-def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) -> None:
-    """For the hold of that time; if there is none, not at all."""
+def test_a_store_that_has_not_answered_is_asked_by_the_next_acquire(scene: Scene) -> None:
+    """As by another lock: what is still under way is somebody else's to it."""
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
-    first = present(lock.acquire())
-    ((_, vote),) = scene.votes
-    first.release()
+    present(lock.acquire()).release()
+    ((_, first),) = scene.asked
     second = present(lock.acquire())
-    assert scene.stores[0].requests == []  # it waits for the first answer
+    assert free(scene) == [False] * 3
+    assert first.siblings not in {each for store in scene.stores for each in holds_at(store)}
     second.release()
-    scene.votes[0][0].end(vote, None)
-    lock._state._go_on(vote)
-    assert scene.stores[0].requests == []
-    scene.hung = list(scene.stores[:1])
-    third = present(lock.acquire())
-    third.release()
-    fourth = lock.acquire()
-    ballot, vote = scene.votes[1]
-    ballot.end(vote, None)
-    lock._state._go_on(vote)
-    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
-    assert fourth is not None
-    fourth.release()
-    assert [store.memory.get("k") for store in scene.stores] == [None] * 3
+    assert free(scene) == [True] * 3
 
 
-def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
-    """By an acquire that waits for the answer to the release of before."""
+def test_a_lease_that_has_not_been_released_is_somebody_elses(scene: Scene) -> None:
+    """The next acquire has a majority without that store; the late release frees it, and nothing else."""
     lock = scene.lock()
     first = present(lock.acquire())
     scene.silent = {scene.stores[0]}
     first.release()
     scene.silent = set()
-    scene.stores[0].requests.clear()
+    before = holds_at(scene.stores[0])
     second = present(lock.acquire())
-    assert scene.stores[0].requests == []
+    assert holds_at(scene.stores[0]) == before != holds_at(scene.stores[1])
     scene.send()
-    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate", "put"]
+    assert free(scene) == [True, False, False]
     second.release()
     assert free(scene) == [True] * 3
+
+
+def holds_at(store: Member) -> tuple[str, ...]:
+    return decode(present(store.memory.get("k")).value).holds
 
 
 @pytest.mark.parametrize(("silent", "text"), [(False, "refused"), (True, "did not answer")])
@@ -433,23 +425,19 @@ def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None
     assert scene.stores[0].requests == []
 
 
-@pytest.mark.parametrize("auto_renew", [True, False])
-def test_one_lost_lease_is_won_back_and_two_are_a_loss(scene: Scene, *, auto_renew: bool) -> None:
-    """It is won back if leases are renewed; after the loss of the lock the others are renewed no more."""
-    hold = acquired(scene, ttl=100, auto_renew=auto_renew)
+def test_a_lost_lease_is_won_back_after_a_renewal_and_two_are_a_loss(scene: Scene) -> None:
+    """What was left of it is released at once; after the loss of the lock the others are renewed no more."""
+    hold = acquired(scene, ttl=100)
     first, second, third = scene.watched
-    forget(scene.stores[0])
-    for part in (first, second):
-        part.lease.lost = "it was taken away"
-        part.lease.on_loss[0]()
-        if part is first:
-            assert not hold.lost
-            assert ("put", "k") in scene.stores[0].requests or not auto_renew
-            assert free(scene) == [not auto_renew, False, False]
-            scene.stores[0].refused = lambda _verb, _key: True
-            for vote in scene.watched[3:]:
-                vote.lease.lost = "this one, too"
-            scene.stores[1].refused = lambda _verb, _key: True
+    lose(first)
+    assert not hold.lost
+    assert free(scene) == [True, False, False]
+    present(second.after_renewal)()
+    assert free(scene) == [False] * 3
+    again = scene.watched[3]
+    lose(again)
+    assert not hold.lost
+    lose(second)
     assert hold.lost
     assert third.ending
     assert third.lease.reported
@@ -556,51 +544,8 @@ def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
     assert hold.remaining() < 100
 
 
-@pytest.mark.parametrize("ends", ["while it is asked", "with its event loop"])
-def test_an_earlier_request_may_end_at_any_moment(scene: Scene, ends: str) -> None:
-    """Also just when another acquire is put behind it: that is made at once then."""
-    lock = scene.lock()
-    scene.hung = list(scene.stores[:1])
-    first = present(lock.acquire())
-    ((ballot, vote),) = scene.votes
-    first.release()
-
-    class Then(list["Callable[[], object]"]):
-        def __setitem__(self, place: object, value: object) -> None:
-            super().__setitem__(place, value)  # type: ignore[call-overload] # a slice
-            ballot.end(vote, None)
-
-    if ends == "while it is asked":
-        vote.then = Then()
-    else:
-        scene.ended.append(vote.attempt)
-    second = present(lock.acquire())
-    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
-    second.release()
-    assert free(scene) == [True] * 3
-
-
-def test_a_lease_that_is_lost_as_the_lock_is_released_is_released(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its store was just about to be asked again."""
-    hold = acquired(scene, ttl=100)
-    replace = Ballot.replace
-
-    def released(ballot: Ballot, index: int, part: Attempt) -> Vote | None:
-        monkeypatch.setattr(Ballot, "replace", replace)
-        before = replace(ballot, index, part)
-        hold.release()
-        return before
-
-    monkeypatch.setattr(Ballot, "replace", released)
-    lose(scene.watched[0])
-    assert free(scene) == [True] * 3
-    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate"]
-
-
 def test_a_lost_lease_that_cannot_be_released_is_asked_for_later(scene: Scene) -> None:
-    """After the next renewal of another one; until then its store has no vote."""
+    """Its store has no vote until the background has released it."""
 
     def fail(_verb: str, _key: str) -> bool:
         raise ZeroDivisionError
@@ -611,26 +556,47 @@ def test_a_lost_lease_that_cannot_be_released_is_asked_for_later(scene: Scene) -
     assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate"]
     assert len(scene.later) == 1
     scene.stores[0].lose = lambda _verb, _key: False
-    forget(scene.stores[0])
     renewed = present(scene.watched[1].after_renewal)
     renewed()
+    assert len(scene.watched) == 3
+    with suppress(LockLost):
+        run(release.release(scene.watched[0].runtime, scene.watched[0]))  # as the background does
+    renewed()
+    assert len(scene.watched) == 4
     assert free(scene) == [False] * 3
     hold.release()
     assert free(scene) == [True] * 3
 
 
-def test_a_release_that_was_begun_twice_is_made_once(scene: Scene) -> None:
-    """Though the first has failed meanwhile, which is then made in the background."""
+def test_a_store_is_not_asked_again_once_the_lock_is_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it was just about to be."""
+    scene.stores[0].lose = lambda verb, _key: verb == "put"
+    hold = acquired(scene, ttl=100)
+    scene.stores[0].lose = lambda _verb, _key: False
+    replace = Ballot.replace
+
+    def released(ballot: Ballot, index: int, part: Attempt) -> bool:
+        replaced = replace(ballot, index, part)
+        hold.release()
+        return replaced
+
+    monkeypatch.setattr(Ballot, "replace", released)
+    present(scene.watched[0].after_renewal)()
+    assert scene.stores[0].requests == []
+    assert free(scene) == [True] * 3
+
+
+def test_a_release_that_was_begun_twice_ends_once(scene: Scene) -> None:
+    """The second finds nothing to release."""
     hold = acquired(scene, ttl=100)
     scene.silent = set(scene.stores)
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             hold.release()
-    for store in scene.stores:
-        store.lose = lambda _verb, _key: True
     assert len(scene.unsent) == 6
     scene.send()
-    assert len(scene.later) == 3
+    assert [[verb for verb, _ in store.requests] for store in scene.stores] == [["invalidate"]] * 3
+    assert free(scene) == [True] * 3
 
 
 def test_a_loss_before_there_is_a_hold_is_told_when_there_is_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

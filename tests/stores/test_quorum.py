@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import pytest
 
 from caslock import QuorumLock, Store, StoreUnavailable, connect
+from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.testing.steps import again, at_once
 from caslock.testing.stopwatch import Stopwatch
 from tests.conftest import NewServer
-from tests.support.locations import close_when_clean, fresh, observed, until
+from tests.support.locations import close_when_clean, fresh, observed, present, until
 from tests.support.servers import Server
 
 PATIENCE: Final = 2.0
@@ -52,14 +53,15 @@ def _is_held(store: Store, key: str) -> bool:
 def test_a_server_that_is_stopped_delays_nobody(stores: list[Store], three: list[Server]) -> None:
     """With one server stopped, ten times acquire and release take less than a request timeout; nothing is left."""
     locks = [QuorumLock(stores, fresh(), timeout=0) for _ in range(10)]
+    ballots = list[Ballot]()
     three[0].pause()
     with Stopwatch() as watch:
         for lock in locks:
-            with lock:
-                pass
+            with lock as hold:
+                ballots.append(present(cast("QuorumLease", hold._attempt.lease).ballot))
     assert watch.seconds < PATIENCE
     three[0].resume()
-    assert until(lambda: all(vote.is_idle for lock in locks for vote in lock._state._asked.values()))
+    assert until(lambda: not any(ballot.pending for ballot in ballots))
     close_when_clean(stores[0])
     assert not again(lambda: any(observed(stores[0], lock.key) for lock in locks))
 
