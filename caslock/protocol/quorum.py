@@ -135,9 +135,7 @@ class Ballot:
     @property
     def vacant(self) -> list[int]:
         """The numbers of the stores where we have no lease, and nothing of an earlier one is left."""
-        return [
-            number for number, part in enumerate(self.parts) if part not in self.pending and part.state not in HAD
-        ]
+        return [number for number, part in enumerate(self.parts) if part not in self.pending and part.state not in HAD]
 
     def replace(self, index: int, part: Attempt) -> bool:
         """Ask a vacant store again, in the name of `part`; False: do not."""

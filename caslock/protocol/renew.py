@@ -99,8 +99,9 @@ async def renew_due(runtime: Runtime, attempts: Sequence[Attempt]) -> list[Attem
     try:
         for attempt in attempts:
             lease = attempt.lease
-            again = min(lease.ttl / 12, (lease.deadline - now) / 2)  # should this one fail
-            lease.due = min(now + max(again, lease.ttl / 60), lease.deadline)
+            ttl = min(lease.ttl, lease.asked)  # an extension that makes it shorter may be under way
+            again = min(ttl / 12, (lease.deadline - now) / 2)  # should this one fail
+            lease.due = min(now + max(again, ttl / 60), lease.deadline)
             if attempt.key in taken or not (attempt.queues or len(attempts) == 1):
                 alone.append(attempt)  # no request may name a key twice, or one that others change all the time
             elif attempt.mutex.acquire(blocking=False):

@@ -103,6 +103,15 @@ def test_a_renewal_that_is_refused_alone_is_no_loss() -> None:
     assert attempt.lease.due == DUE + TTL / 12
 
 
+def test_a_renewal_behind_a_shorter_extension_is_due_again_within_it() -> None:
+    """The extension waits for its answer, and the lease is believed to be shorter already."""
+    (attempt,) = holders(Scripted(), 1)
+    attempt.lease.asked, attempt.lease.deadline = 0.6, DUE + 0.2
+    cast("Mutex", attempt.mutex).taken = True
+    assert run(renew_due(attempt.runtime, [attempt])) == []
+    assert attempt.lease.due == pytest.approx(DUE + 0.6 / 12)
+
+
 def test_an_interrupted_batch_may_land() -> None:
     """The interrupt is passed on, and nobody keeps a mutex."""
     attempts = holders(Scripted(KeyboardInterrupt()))

@@ -104,6 +104,11 @@ class QuorumJudge(Judge):
             self._run.tell(client.name, "holds the lock")
             self.succeeded.add(hold._attempt.hold_id)
 
+    def lost(self, attempt: Attempt) -> None:
+        """Check it as that of a Lock, unless some of its leases have ended with ``max_hold``."""
+        if "max_hold" not in attempt.lease.lost:
+            super().lost(attempt)
+
     def failed(self, client: Client, error: BaseException) -> None:
         self._run.tell(client.name, type(error).__name__)
 
