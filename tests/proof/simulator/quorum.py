@@ -100,6 +100,7 @@ class QuorumJudge(Judge):
                 )
 
     def acquired(self, client: Client, holds: Sequence[Holding]) -> None:
+        self.holders.add(client)
         for hold in holds:
             self._run.tell(client.name, "holds the lock")
             self.succeeded.add(hold._attempt.hold_id)
