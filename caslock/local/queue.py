@@ -166,13 +166,13 @@ class LocalQueue:
             if alone:
                 self._inside, self._left = [], min(self._left, now)  # a successor that has given up is none
                 return
-            self._inside = [other for other in self._inside if other() is not attempt]
+            self._inside = [other for other in self._inside if other() not in (attempt, None)]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
             if turn.outgoing is not None:  # nothing was sent
                 outgoing, turn.outgoing = turn.outgoing, None
                 outgoing.settle()
-            if not self._inside:
+            if attempt.shared or not self._inside:  # else nobody can come in beside those who are inside
                 self._admit(now)
 
     def _join(self, attempt: Attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections.abc import Generator
 from typing import cast
@@ -225,6 +226,32 @@ def test_a_shared_owner_re_enters_through_other_lock_objects(line: Line) -> None
         assert stranger.rung == 0
     line.leaves(third)
     assert stranger.goes_on() == "in"
+
+
+def test_a_waiter_joins_its_owner_once_its_own_lock_object_is_free(line: Line) -> None:
+    """Another thread has held the key through that object, and the owner still has it through another one."""
+    first = line.holds("one", "shared")
+    line.holds("two", "shared")
+    waiting = waits(line, "one", "shared")
+    line.leaves(first)
+    assert waiting.rung == 1
+    assert waiting.goes_on() == "in"
+
+
+def test_an_abandoned_one_lets_the_next_one_in_as_another_leaves(line: Line) -> None:
+    """It was inside beside the one that leaves, which had handed the key over to it."""
+    first = line.holds("first")
+    second = waits(line, "second")
+    third = waits(line, "third")
+    line.queue.name_successor(first, line.clock)
+    line.known.remove(second.attempt)
+    second._coroutine.close()
+    first.turn.outgoing = None  # which has ended
+    del second
+    gc.collect()
+    line.leaves(first)
+    assert third.rung == 1
+    assert third.goes_on() == "in"
 
 
 def test_a_waiter_of_the_same_owner_joins_one_that_came_without_waiting(line: Line) -> None:
