@@ -177,9 +177,9 @@ class _Acquired(ABC, Generic[B]):
                     hold._attempt.caller = caller
         return held
 
-    async def _take(self, timeout: float | None, caller: Task | None = None) -> B:
+    def _take(self, timeout: float | None, caller: Task | None = None) -> Coroutine[object, object, B]:
         begun = self._state.begin(self._make, caller)
-        return await _committed(self._state, begun, self._state.acquire(begun, timeout))
+        return _committed(self._state, begun, self._state.acquire(begun, timeout))
 
     def release(self) -> Coroutine[object, object, None]:
         """Release what the task that makes this call has acquired last; see `Hold.release`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import pytest
@@ -44,6 +44,10 @@ class Guarded(set[Attempt]):
     def discard(self, part: object) -> None:
         assert self._guard.taken
         super().discard(part)
+
+    def update(self, *parts: Iterable[Attempt]) -> None:
+        assert self._guard.taken
+        super().update(*parts)
 
 
 def attempt(number: int, *, now: float = 0.0) -> Attempt:

@@ -191,8 +191,9 @@ def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
         hold.extend(220)
     assert "The hold lasts no longer than before" in str(caught.value)
     assert hold.remaining() <= before
-    with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3"):
+    with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3") as caught:
         hold.release()
+    assert "no answer in time" not in str(caught.value)  # each says something else
     assert len(scene.later) == 2
     scene.stores[1].lose = lambda _verb, _key: False
     hold.release()
@@ -322,8 +323,8 @@ def test_an_error_that_names_its_store_is_told_as_it_is(scene: Scene) -> None:
 def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
     """What is no error of caslock is not said in its words."""
 
-    def fail(_verb: str, _key: str) -> bool:
-        raise ZeroDivisionError
+    def fail(verb: str, _key: str) -> bool:
+        return verb == "put" and 1 / 0 > 0
 
     for store in scene.stores[:2]:
         store.lose = fail
@@ -469,6 +470,20 @@ def test_an_interrupted_acquire_says_what_is_released_in_the_background(scene: S
     assert not lock._state._held
 
 
+def test_an_acquire_that_is_interrupted_before_any_answer_takes_none(scene: Scene) -> None:
+    """What is granted later is given back."""
+
+    def interrupt() -> None:
+        scene.meanwhile = lambda: None
+        raise KeyboardInterrupt
+
+    scene.hung, scene.meanwhile = list(scene.stores), interrupt
+    with pytest.raises(KeyboardInterrupt):
+        scene.lock().acquire()
+    assert len(scene.asked) == 3
+    assert not any(ballot.join(part, 0.0) for ballot, part in scene.asked)
+
+
 def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:
     """A majority of the leases was over before it began, though the stores have answered."""
     hold = acquired(scene, ttl=100, auto_renew=False)
@@ -517,6 +532,9 @@ def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
     scene.stores[1].lose = lambda _verb, _key: False
     hold.extend(200)  # what failed before does not count
     assert hold.remaining() > 150
+    assert free(scene) == [False] * 3  # and who has granted none is asked
+    hold.extend()
+    assert hold._attempt.lease.ttl == 200
 
 
 def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
