@@ -148,7 +148,7 @@ class Hold(Holding, _Held):
                     sent = Sent(removal, answered(attempt, removal, entry))
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
-        run(state.leave(self, NEVER, sent))
+        run(state.finish_release(self, NEVER, sent))
 
     def hand_over(self) -> str:
         """Hand the hold over to another process, and return a ticket for `Lock.adopt` or `Semaphore.adopt` there.

@@ -167,7 +167,7 @@ class Shown:
     """The signature of a class as `help` shows it: what users may give, each setting by its name."""
 
     def __get__(self, _: object, kind: type) -> Signature:
-        """Leave out what takes the arguments of other libraries, and show the settings in place of ``**settings``."""
+        """Show each setting in place of ``**settings``."""
         import inspect  # noqa: PLC0415 - seldom used, and the import takes long
 
         made_by = cast("Any", kind).__init__
@@ -184,7 +184,7 @@ class Shown:
 
 
 class LockObject:
-    """What is not copied."""
+    """Base of all lock objects.  Refuses copying and pickling."""
 
     _runtime: staticmethod[[object], Runtime]
     _settings: ClassVar[type] = CommonSettings

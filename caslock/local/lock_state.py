@@ -277,9 +277,9 @@ class LockState:
         return None
 
     def end_put(self, hold: Holding, put: Write, entry: Entry | None) -> bool:
-        """Hold what the put has won, as its answer shows; False: it has not, `win` goes on."""
+        """Hold the key if the answer shows that the put has won it.  Returns False if it has not; call `win` then."""
         attempt = hold._attempt
-        if not attempt.has_won(put, entry, self.runtime.now()):
+        if not attempt.believe_put(put, entry, self.runtime.now()):
             return False
         self._hold(hold)
         if observer.listens():
@@ -308,13 +308,13 @@ class LockState:
             observer.warn(f"lock {self.key!r} waits for itself: it is held {BY_OURSELVES}")
 
     async def _turn(
-        self, attempt: Attempt, look: float, began: float, timeout: float | None, since: float | None
+        self, attempt: Attempt, look_at: float, began: float, timeout: float | None, since: float | None
     ) -> float | None:
         """Wait for our turn in this process; returns what is left of `timeout`, or raises `NotAcquired`."""
         limit = NEVER if timeout is None else began + timeout
         if timeout == 0:  # what lingers is nobody's
             limit = began + self.runtime.patience
-        if not await self._queue.turn(attempt, look, limit, once=timeout == 0):
+        if not await self._queue.turn(attempt, look_at, limit, once=timeout == 0):
             now = self.runtime.now()
             raise in_use(attempt, self._queue.inside(now), Waited(now, began, since))
         return None if timeout is None else max(0.0, began + timeout - self.runtime.now())
@@ -341,14 +341,14 @@ class LockState:
         queued = False
         try:
             is_in = entered or isinstance(first, Sent)
-            inside = None if is_in else self._queue.enter(attempt, now, waits=timeout != 0)
+            inside = None if is_in else self._queue.enter(attempt, now, join=timeout != 0)
             if inside is not None:
                 queued = True
                 if timeout != 0:
                     self._warn_of_itself(attempt, inside)
-                look = next_look(inside, now)
+                look_at = next_look(inside, now)
                 del inside  # a waiter must not keep an abandoned hold alive
-                timeout = await self._turn(attempt, look, began, timeout, since)
+                timeout = await self._turn(attempt, look_at, began, timeout, since)
             if not await self._ask(attempt, timeout, first):
                 raise busy(attempt, Waited(self.runtime.now(), began, since))  # noqa: TRY301 - told below
         except Exception as error:
@@ -461,10 +461,10 @@ class LockState:
                     removed = Sent(removal, answered(attempt, removal, entry))
             finally:
                 attempt.mutex.release()  # which `begin_removal` has taken
-        await self.leave(hold, limit, removed)
+        await self.finish_release(hold, limit, removed)
 
-    async def leave(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
-        """Do what `release` does, without the removal that is most releases."""
+    async def finish_release(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
+        """Release a hold without first trying a single removal; `removed`: what became of one."""
         attempt = hold._attempt
         if not self._leave_level(hold):
             return

@@ -75,29 +75,29 @@ class LocalQueue:
             self._inside = [weakref.ref(attempt)]
             return True
 
-    def enter(self, attempt: Attempt, now: float, *, waits: bool = False) -> list[Attempt] | None:
-        """Go in, or return who is inside, and join the line for `turn` if it `waits`; always `leave` afterwards."""
+    def enter(self, attempt: Attempt, now: float, *, join: bool = False) -> list[Attempt] | None:
+        """Go in and return None; else `join` the line, and return who is inside.  Always `leave` afterwards."""
         with self._guard:
             inside = self._admit(now)
             if _may_join(attempt, inside):
                 self._let_in(attempt, now)
                 return None
-            if waits:
+            if join:
                 self._join(attempt)
             return inside
 
-    async def turn(self, attempt: Attempt, look: float, limit: float, *, once: bool = False) -> bool:
-        """Wait for our turn until `limit`; whether `attempt` is inside then.  The caller must always call `leave`.
+    async def turn(self, attempt: Attempt, look_at: float, limit: float, *, once: bool = False) -> bool:
+        """Wait for our turn until `limit`; return whether `attempt` is inside then.  Always `leave` afterwards.
 
         Args:
-            attempt: it is in the line, unless it asks `once`.
-            look: when to look again who is inside, see `next_look`.
+            attempt: already in the line, unless `once`.
+            look_at: when to look again who is inside, see `next_look`.
             limit: when to stop waiting.
-            once: do not wait, except for a lingering key to be released.
+            once: wait only until a lingering key is released.
 
         """
-        runtime, patience, until = attempt.runtime, 0.0, min(look, limit)
-        if once and not self._joins_behind_lingering(attempt, runtime.now()):
+        runtime, patience, until = attempt.runtime, 0.0, min(look_at, limit)
+        if once and not self._join_behind_lingering(attempt, runtime.now()):
             return False
         if linger.lingering:  # only now: who lets a key linger checks whether somebody waits
             self._end_lingering(runtime.now())
@@ -109,12 +109,12 @@ class LocalQueue:
             if incoming is not None and not incoming.pending:  # our predecessor has sent our first put, or will not
                 break
             with self._guard:
-                inside = self._admit(now)
+                inside, incoming = self._admit(now), attempt.turn.incoming  # which may have been named meanwhile
                 if attempt not in inside:
                     if now >= limit:
                         return False
                     until = min(next_look(inside, now), limit)
-                elif incoming is None:
+                elif incoming is None or not incoming.pending:
                     break
                 else:
                     # Our predecessor is to send our first put.  At our deadline we cancel that; if it has already
@@ -172,15 +172,15 @@ class LocalQueue:
             if turn.outgoing is not None:  # nothing was sent
                 outgoing, turn.outgoing = turn.outgoing, None
                 outgoing.settle()
-            if attempt.shared or not self._inside:  # else nobody can come in beside those who are inside
+            if not self._inside or any(other.shared for other in self._alive()):  # else nobody may join who is inside
                 self._admit(now)
 
     def _join(self, attempt: Attempt) -> None:
         attempt.turn.event = attempt.runtime.event()
         self.waiting.append(attempt)
 
-    def _joins_behind_lingering(self, attempt: Attempt, now: float) -> bool:
-        """Join the line if only what lingers is before us; whether it is."""
+    def _join_behind_lingering(self, attempt: Attempt, now: float) -> bool:
+        """Join the line if only lingering attempts are ahead; return whether that is so."""
         with self._guard:
             joins = not self.waiting and all(each in linger.lingering for each in self._admit(now))
             if joins:
@@ -201,11 +201,13 @@ class LocalQueue:
         """Whether somebody waits for the key: in this process, or as far as we know in another one."""
         return bool(self.waiting) or now < self._others_until
 
+    def _alive(self) -> list[Attempt]:
+        """Return those inside that something else refers to."""
+        return [attempt for other in self._inside if (attempt := other()) is not None]
+
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
-        inside = [
-            attempt for other in self._inside if (attempt := other()) is not None and not self._is_over(attempt, now)
-        ]
+        inside = [attempt for attempt in self._alive() if not self._is_over(attempt, now)]
         if len(inside) < len(self._inside):
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:
@@ -264,7 +266,7 @@ class LocalQueue:
 
 
 def next_look(inside: list[Attempt], now: float) -> float:
-    """When to look again who is inside: nobody reports the end of a lease, nor that an attempt was abandoned."""
+    """Return when to look again.  Nobody reports that a lease has ended, or that an attempt was abandoned."""
     return min(each.lease.deadline if each.state in HAD else now + each.lease.ttl for each in inside)
 
 

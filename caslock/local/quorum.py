@@ -1,4 +1,4 @@
-"""The state of one QuorumLock object, for both APIs: an acquire at each store, side by side, and who has a majority.
+"""The state of one QuorumLock object, for both APIs: one acquire at each store, in parallel, and the majority rule.
 
 At each store it is an ordinary acquire of the protocol: one try, with its retries, its clean-up and its renewals.  It
 runs in a thread or task of its own, which goes on when the lock has enough answers and returns.
@@ -127,26 +127,27 @@ class QuorumState(LockState):
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
         now = self.runtime.now
-        # A nonce of its own: to a store, what it has not answered yet of an earlier ballot is somebody else's.
+        # Each ballot has a nonce of its own, so a late write of an earlier ballot counts as another owner's.
         hold_id = f"{self._nonce}-{next(self._numbers)}.1"
         parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            part.runtime.start(partial(self._vote, attempt, ballot, part))
+            part.runtime.start(partial(self._ask_store, attempt, ballot, part))
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
                 for part in tuple(ballot.pending):
                     ballot.errors[part] = OutcomeUnknown("no answer in time")
         if ballot.win(now()):
-            attempt.lease.record, attempt.lease.began = ballot.held[0].lease.record, now()
+            attempt.lease.record = next((part.lease.record for part in ballot.held), None)
+            attempt.lease.began = now()
             return ballot
         await self._give_back(ballot)
         self._judge(attempt, ballot)
         return ballot
 
-    async def _vote(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
+    async def _ask_store(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
         """Ask one store."""
         if not ballot.begin(part):
             return
@@ -154,21 +155,21 @@ class QuorumState(LockState):
         if failure is None:
             return
         failure = await _failure_of(withdraw.give_up(part.runtime, part, failure)) or failure
-        ballot.end(part, failure)  # it is raised where the votes are counted
+        ballot.end(part, failure)  # raised by `_judge`
         if isinstance(failure, StoreError):
             warn_of_missing_vote(part, failure)
 
     async def _take(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
         if not await acquire.acquire(part.runtime, part, 0.0):
             raise NotAcquired("held by another")
-        part.lease.on_loss.append(partial(self._part_lost, attempt, ballot, part))
+        part.lease.on_loss.append(partial(self._check_majority, attempt, ballot))
         if not ballot.join(part, part.runtime.now()):
             raise NotAcquired("too late")
         part.runtime.watch(part)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
         """Raise an error if too few stores can serve us; else note who holds the key."""
-        for error in ballot.errors.values():
+        for error in tuple(ballot.errors.values()):
             if not isinstance(error, CaslockError):
                 raise error
         failed = ballot.failed
@@ -201,7 +202,7 @@ class QuorumState(LockState):
         return failure
 
     async def _until(self, done: Callable[[], bool], limit: float) -> bool:
-        """Wait until there are answers enough to be `done`; False: there were not at the moment `limit`."""
+        """Wait until `done()` is true.  Returns False if it is not at the moment `limit`."""
         event = self.runtime.event()
         self._events.append(event)
         try:
@@ -246,8 +247,8 @@ class QuorumState(LockState):
                 )
         attempt.state = OVER
 
-    async def leave(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
-        """See `LockState.leave`; each store has its own limit."""
+    async def finish_release(self, hold: Holding, limit: float, removed: Observed | Sent | None) -> None:
+        """See `LockState.finish_release`; each store has its own limit."""
         del limit, removed
         if not self._leave_level(hold):
             return
@@ -277,27 +278,21 @@ class QuorumState(LockState):
     # Renewal
 
     def _watch(self, attempt: Attempt) -> None:
-        """Each lease is watched by itself; tell what was lost before there was a hold."""
-        ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
-        for part in ballot.parts:
-            if part in ballot.granted and not ballot.counts(part):
-                self._part_lost(attempt, ballot, part)
+        """Each lease is watched by itself; report a loss that came before there was a hold."""
+        self._check_majority(attempt, cast("Ballot", cast("QuorumLease", attempt.lease).ballot))
 
-    def _part_lost(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
-        """Release what is left of a lost lease: then its store is asked again; without a majority, tell the loss."""
+    def _check_majority(self, attempt: Attempt, ballot: Ballot) -> None:
+        """After the loss of one lease, report the loss of the lock if no majority is left."""
         lease = attempt.lease
-        if lease.lost or not (attempt.state is HELD and ballot.is_open):
+        if lease.lost or not (attempt.state is HELD and ballot.is_open) or self.runtime.now() < lease.deadline:
             return
-        if self.runtime.now() < lease.deadline:
-            part.runtime.start(partial(self._leave_store, ballot, part))
-            return
-        for each in ballot.parts:
-            each.begin_release()  # the others are not renewed any more
-            each.lease.reported = True
+        for part in ballot.parts:
+            part.begin_release()  # the others are not renewed any more
+            part.lease.reported = True
         attempt.lose(lease.end("renewed"))
 
     def _fill(self, attempt: Attempt) -> None:
-        """Ask the stores again that have no lease of ours: after the renewal of another one."""
+        """After the renewal of a lease, ask the stores again that hold none of ours."""
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
@@ -305,7 +300,7 @@ class QuorumState(LockState):
             hold_id = f"{ballot.parts[index].siblings}{next(self._numbers)}"
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                part.runtime.start(partial(self._vote, attempt, ballot, part))
+                part.runtime.start(partial(self._ask_store, attempt, ballot, part))
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""
@@ -338,6 +333,9 @@ class QuorumState(LockState):
             renew.check(attempt, self.runtime.now())
             said = {part: answers.get(part, StoreUnavailable("no answer in time")) for part in held}
             failed = {part: error for part, error in said.items() if error is not None}
+            for error in failed.values():
+                if not isinstance(error, (CaslockError, ValueError)):
+                    raise error
             raise self._too_few(f"could not extend lock {self.key!r}", failed, "The hold lasts no longer than before")
         self._fill(attempt)
 

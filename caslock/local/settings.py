@@ -162,7 +162,7 @@ OF_LOCK_ONLY: Final = frozenset({"owner", "min_hold", "linger"})
 
 
 def no_such_setting(names: Iterable[str]) -> TypeError:
-    """Say, as Python does, that there is no such argument."""
+    """Say that there is no such argument, or that only `Lock` has it."""
     name = next(iter(names))
     hint = ": that is for Lock(...)" if name in OF_LOCK_ONLY else ""
     return TypeError(f"got an unexpected keyword argument {name!r}{hint}")

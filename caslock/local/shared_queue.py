@@ -78,11 +78,11 @@ class SharedQueue(LocalQueue):
                 other.turn.yields = yields
                 other.wake()
 
-    async def turn(self, attempt: Attempt, look: float, limit: float, *, once: bool = False) -> bool:
+    async def turn(self, attempt: Attempt, look_at: float, limit: float, *, once: bool = False) -> bool:
         """See `LocalQueue.turn`; one try needs no turn: who is inside does not hold the key."""
         if once:
             return True
-        inside = await super().turn(attempt, look, limit)
+        inside = await super().turn(attempt, look_at, limit)
         cast("SharedAttempt", attempt).has_seen = self._has_seen
         return inside
 

@@ -41,11 +41,11 @@ class Ballot:
         self.guard: AbstractContextManager[object] = guard
         self.parts: list[Attempt] = list(parts)
         self.unasked: set[Attempt] = set(parts)  # nothing has been sent for them
-        self.pending: set[Attempt] = set(parts)  # they are still to be granted or refused, or to be released
-        self.granted: set[Attempt] = set()  # they have had a lease that has joined the others
+        self.pending: set[Attempt] = set(parts)  # they wait for an answer: to be granted or refused, or released
+        self.granted: set[Attempt] = set()  # those of `parts` that have had a lease
         self.errors: dict[Attempt, BaseException] = {}  # why there is no lease, or what its release has raised
         self.is_open: bool = True  # a lease that is granted may still join
-        self.won: bool = False  # a majority was had at one moment, and the acquire has returned
+        self.won: bool = False  # a majority was held at one moment, and the acquire has returned
         self.in_time: bool = False  # it still was when its release began
         self.events: Sequence[Event] = events
 
@@ -60,7 +60,7 @@ class Ballot:
         return len(self.parts) - self.needed
 
     def stood(self, part: Attempt) -> bool:
-        """Whether there is a lease, or was until it was released: no other owner can have had it."""
+        """Whether the lease was never lost: it stands, or stood until its release."""
         return part in self.granted and not part.lease.lost
 
     def counts(self, part: Attempt) -> bool:
@@ -69,7 +69,7 @@ class Ballot:
 
     @property
     def held(self) -> list[Attempt]:
-        """Those that count."""
+        """The attempts whose leases count."""
         return [part for part in self.parts if self.counts(part)]
 
     @property
@@ -106,13 +106,15 @@ class Ballot:
             part.state = HELD
             self.granted.add(part)
             self.pending.discard(part)
+            self.errors.pop(part, None)
         self.tell()
         return True
 
     def end(self, part: Attempt, error: BaseException | None) -> None:
-        """Note that a store has refused a lease, or that a release has ended."""
+        """Note that an acquire has failed, or that a release has ended."""
         with self.guard:
             self.pending.discard(part)
+            self.errors.pop(part, None)
             if error is not None:
                 self.errors[part] = error
         self.tell()
@@ -123,7 +125,7 @@ class Ballot:
             event.set()
 
     def is_decided(self, now: float) -> bool:
-        """Whether a majority is had, or can no longer be had."""
+        """Whether a majority is held, or can no longer be had."""
         return now < self.deadline or len(self.held) + len(self.pending) < self.needed
 
     def win(self, now: float) -> bool:
@@ -134,15 +136,20 @@ class Ballot:
 
     @property
     def vacant(self) -> list[int]:
-        """The numbers of the stores where we have no lease, and nothing of an earlier one is left."""
-        return [number for number, part in enumerate(self.parts) if part not in self.pending and part.state not in HAD]
+        """The indexes of the stores where we have no lease, and have not asked for one."""
+        return [index for index, part in enumerate(self.parts) if not (part in self.pending or self.counts(part))]
 
     def replace(self, index: int, part: Attempt) -> bool:
-        """Ask a vacant store again, in the name of `part`; False: do not."""
+        """Ask a vacant store again with `part`.  Returns False if it must not be asked (any more).
+
+        To `part`, what is left there of an earlier lease is dead: its hold id has the same nonce.
+        """
         with self.guard:
             asks = self.is_open and self.won and index in self.vacant
             if asks:
-                self.parts[index] = part
+                before, self.parts[index] = self.parts[index], part
+                self.granted.discard(before)
+                self.errors.pop(before, None)
                 self.unasked.add(part)
                 self.pending.add(part)
             return asks
@@ -172,7 +179,7 @@ class Ballot:
 
     @property
     def failed(self) -> dict[Attempt, BaseException]:
-        """The stores that could not serve us, and why."""
+        """The errors of the stores that failed, by attempt."""
         return {part: self.errors[part] for part in self.parts if isinstance(self.errors.get(part), StoreError)}
 
     @property

@@ -94,9 +94,9 @@ class SharedAttempt(Attempt):
         shares = (each._replace(hold=self.handed) if each.hold == self.hold_id else each for each in renewal.shares)
         return super().as_handed(renewal, now)._replace(shares=tuple(shares))
 
-    def has_won(self, put: Write, entry: Entry | None, now: float) -> bool:
-        """See `Attempt.has_won`."""
-        won = super().has_won(put, entry, now)
+    def believe_put(self, put: Write, entry: Entry | None, now: float) -> bool:
+        """See `Attempt.believe_put`."""
+        won = super().believe_put(put, entry, now)
         if won and entry is not None:
             self.seen.look((entry.version, put.record), now, put.at, ABSENT)
         return won

@@ -515,7 +515,7 @@ def test_who_follows_one_that_gives_up_looks_anew(memory: MemoryStore, *, got: b
     state = Semaphore(memory, "key", 1)._state.begun()
     before, after = state._attempt(), state._attempt()
     assert state._queue.enter(before, clock.now()) is None
-    inside = present(state._queue.enter(after, clock.now(), waits=True))
+    inside = present(state._queue.enter(after, clock.now(), join=True))
     force(before, State.HELD if got else State.OVER)
     state._queue.leave(before, clock.now())
     run(state._queue.turn(after, next_look(inside, clock.now()), NEVER))

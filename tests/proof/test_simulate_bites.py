@@ -47,7 +47,7 @@ async def take_every_turn_first(self: MultiAcquire[Holding]) -> None:
     entered = {state: self._holds[state]._attempt for state in queues if not self._re_enter(state)}
     for state, attempt in entered.items():
         now = state.runtime.now()
-        inside = state._queue.enter(attempt, now, waits=True)
+        inside = state._queue.enter(attempt, now, join=True)
         if inside is not None:
             left = None if self._timeout is None else max(0.0, self._began + self._timeout - now)
             await state._turn(attempt, next_look(inside, now), now, left, self._began)

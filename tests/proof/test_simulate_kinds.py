@@ -148,7 +148,7 @@ WRONG_QUORUMS = [
     rewritten(quorum, "majority", "// 2 + 1", "// 2", name="half is a majority"),
     (Ballot, "deadline", property(the_longest_lease)),
     (QuorumState, "_give_back", give_nothing_back),
-    (QuorumState, "_part_lost", lose_in_silence),
+    (QuorumState, "_check_majority", lose_in_silence),
 ]
 
 

@@ -64,7 +64,7 @@ Q, A, H, L, U, O = UNASKED, ASKING, HELD, LEAVING, UNSETTLED, OVER  # noqa: E741
 
 
 def ballot(*states: State | str, now: float = 0.0) -> tuple[Ballot, Bell]:
-    """Return a ballot whose stores are so far; one that is OVER has refused."""
+    """Return a ballot whose stores are in these states; one that is OVER has refused."""
     guard, bell = Guard(), Bell()
     parts = [attempt(number, now=now) for number in range(len(states))]
     made = Ballot(parts, guard, cast("Sequence[Event]", [bell]))
@@ -161,6 +161,10 @@ def test_an_end_is_told() -> None:
     made.end(made.parts[2], NotAcquired())
     assert list(made.errors) == [made.parts[0], made.parts[2]]
     assert made.failed == {made.parts[0]: error}
+    made.end(made.parts[0], None)  # once more, with success
+    assert list(made.errors) == [made.parts[2]]
+    assert made.join(made.parts[2], 0.0)
+    assert not made.errors
 
 
 def test_only_what_was_not_sent_is_given_up() -> None:
@@ -179,13 +183,12 @@ def test_only_what_was_not_sent_is_given_up() -> None:
     [
         (O, True, True, True),
         (H, True, True, False),
-        (U, True, True, False),
         (A, True, True, False),
         (O, False, True, False),
         (O, True, False, False),
     ],
 )
-def test_a_store_is_asked_again_if_nothing_is_left_there(
+def test_a_store_is_asked_again_if_it_has_no_lease_of_ours(
     state: State, *, is_open: bool, won: bool, replaced: bool
 ) -> None:
     """While the lock is held."""
@@ -195,6 +198,19 @@ def test_a_store_is_asked_again_if_nothing_is_left_there(
     again = attempt(0)
     assert made.replace(0, again) is replaced
     assert (made.parts[0] is again, again in made.unasked, again in made.pending) == (replaced,) * 3
+
+
+def test_a_store_whose_lease_is_lost_is_vacant() -> None:
+    """Whatever is left of it; and nothing of it is remembered once the store is asked again."""
+    made, _ = ballot(H, H, U)
+    made.won = True
+    lost = made.parts[2]
+    lost.lease.lost = "it was taken away"
+    made.errors[lost] = StoreUnavailable("down")
+    assert made.vacant == [2]
+    assert made.replace(2, attempt(2))
+    assert lost not in made.granted
+    assert not made.errors
 
 
 def test_a_store_that_was_never_asked_is_vacant() -> None:
@@ -232,7 +248,7 @@ def test_a_ballot_is_decided_free_and_released_by_majorities() -> None:
 
 
 def test_a_lease_stood_until_it_was_released_or_lost() -> None:
-    """What was never granted did not."""
+    """One that was never granted does not count."""
     made, _ = ballot(H, L, O, A)
     assert [made.stood(part) for part in made.parts] == [True, True, False, False]
     assert made.held == made.parts[:2]
@@ -243,7 +259,7 @@ def test_a_lease_stood_until_it_was_released_or_lost() -> None:
     made.granted |= set(made.parts)
     assert made.enough_stood
     made.parts[0].lease.lost = made.parts[1].lease.lost = "it was taken away"
-    assert made.held == [made.parts[3]] * 0
+    assert made.held == []
     assert not made.enough_stood
 
 

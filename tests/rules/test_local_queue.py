@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+from _thread import RLock
 from collections.abc import Generator
 from typing import cast
 
@@ -18,6 +19,7 @@ from caslock.protocol.life import State
 from caslock.protocol.record import Observed, Record, opening
 from caslock.protocol.runtime import Runtime
 from tests.support.life import force
+from tests.support.locations import present
 from tests.support.scripted import PATIENCE, STAMP, START, TTL, Bell, Mutex
 
 SOON = START + 10
@@ -96,7 +98,7 @@ class Line:
 class Turn:
     def __init__(self, line: Line, attempt: Attempt, limit: float = NEVER) -> None:
         self.attempt = attempt
-        inside = line.queue.enter(attempt, line.clock, waits=True)
+        inside = line.queue.enter(attempt, line.clock, join=True)
         self._is_in = inside is None
         self._coroutine = line.queue.turn(attempt, next_look(inside, line.clock) if inside else NEVER, limit)
 
@@ -236,6 +238,44 @@ def test_a_waiter_joins_its_owner_once_its_own_lock_object_is_free(line: Line) -
     line.leaves(first)
     assert waiting.rung == 1
     assert waiting.goes_on() == "in"
+
+
+def test_a_waiter_joins_its_owner_as_the_one_before_that_leaves(line: Line) -> None:
+    """A private owner has handed the key over, to one of a named owner, of which another one waits."""
+    first = line.holds("first")
+    waits(line, "two", "shared")
+    waiting = waits(line, "three", "shared")
+    line.queue.name_successor(first, line.clock)
+    line.leaves(first)
+    assert waiting.rung == 1
+    assert waiting.goes_on() == "in"
+
+
+def test_who_is_named_successor_as_it_looks_awaits_the_hand_over(line: Line) -> None:
+    """The releaser sends its first put, so it sends none itself."""
+    first = line.holds("first")
+    second = waits(line, "second")
+
+    class Late:
+        """The guard, which is taken by the releaser first."""
+
+        def __init__(self, guard: RLock) -> None:
+            self._guard = guard
+
+        def __enter__(self) -> None:
+            line.queue._guard = self._guard
+            line.queue.name_successor(first, line.clock)
+            self._guard.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._guard.release()
+
+    line.queue._guard = cast("RLock", Late(line.queue._guard))
+    assert isinstance(second.goes_on(), float)
+    outgoing = present(first.turn.outgoing)
+    assert outgoing.take()
+    outgoing.settle()
+    assert second.goes_on() == "in"
 
 
 def test_an_abandoned_one_lets_the_next_one_in_as_another_leaves(line: Line) -> None:

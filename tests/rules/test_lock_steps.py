@@ -94,7 +94,7 @@ def test_what_is_left_of_the_timeout_is_for_the_store(
     attempt = hold._attempt
     limits: list[float] = []
 
-    async def turn(_attempt: Attempt, _look: float, limit: float, *, once: bool) -> bool:
+    async def turn(_attempt: Attempt, _look_at: float, limit: float, *, once: bool) -> bool:
         limits.append(limit)
         store.passed += passes
         return not once
@@ -121,7 +121,7 @@ def test_a_key_that_nobody_wants_is_taken_by_the_short_way(
     lock = Lock(store, "k")
     with monkeypatch.context() as patch:
         patch.setattr(LockState, "win", None)
-        patch.setattr(LockState, "leave", None)
+        patch.setattr(LockState, "finish_release", None)
         for _ in range(3):
             lock.acquire()
             lock.release()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -17,10 +16,9 @@ from caslock.local.quorum import GRACE, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
-from caslock.protocol import release
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.life import State
-from caslock.protocol.quorum import Ballot
+from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.protocol.record import decode
 from caslock.protocol.runtime import Runtime
 from tests.rules.test_multilock_steps import TIMEOUT, Clock, Timed
@@ -257,7 +255,7 @@ def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
 
 
 def test_a_store_that_has_not_answered_is_asked_by_the_next_acquire(scene: Scene) -> None:
-    """As by another lock: what is still under way is somebody else's to it."""
+    """The store takes the unfinished request for another owner's."""
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
     present(lock.acquire()).release()
@@ -324,12 +322,21 @@ def test_a_fault_of_a_store_is_raised_as_it_is(scene: Scene) -> None:
     """What is no error of caslock is not said in its words."""
 
     def fail(verb: str, _key: str) -> bool:
-        return verb == "put" and 1 / 0 > 0
+        if verb == "put":
+            raise ZeroDivisionError
+        return False
 
     for store in scene.stores[:2]:
         store.lose = fail
     with pytest.raises(ZeroDivisionError):
         scene.lock().acquire()
+    for store in scene.stores[:2]:
+        store.lose = lambda _verb, _key: False
+    hold = acquired(scene)
+    for store in scene.stores[:2]:
+        store.lose = fail
+    with pytest.raises(ZeroDivisionError):
+        hold.extend(50)
 
 
 def test_the_record_of_a_hold_is_one_of_its_own(scene: Scene) -> None:
@@ -427,15 +434,17 @@ def test_a_lock_that_is_lost_asks_no_store_again(scene: Scene, how: str) -> None
 
 
 def test_a_lost_lease_is_won_back_after_a_renewal_and_two_are_a_loss(scene: Scene) -> None:
-    """What was left of it is released at once; after the loss of the lock the others are renewed no more."""
+    """What is left of it is dead to the next one; after the loss of the lock the others are renewed no more."""
     hold = acquired(scene, ttl=100)
     first, second, third = scene.watched
     lose(first)
     assert not hold.lost
-    assert free(scene) == [True, False, False]
+    assert scene.stores[0].requests == []
+    before = holds_at(scene.stores[0])
     present(second.after_renewal)()
-    assert free(scene) == [False] * 3
+    assert holds_at(scene.stores[0]) != before
     again = scene.watched[3]
+    assert holds_at(scene.stores[0]) == (again.hold_id,)
     lose(again)
     assert not hold.lost
     lose(second)
@@ -444,6 +453,26 @@ def test_a_lost_lease_is_won_back_after_a_renewal_and_two_are_a_loss(scene: Scen
     assert third.lease.reported
     with pytest.raises(LockLost):
         hold.release()
+
+
+def test_a_store_that_is_down_for_long_is_asked_again_and_again(scene: Scene) -> None:
+    """After each renewal of another lease; what failed before is forgotten."""
+    hold = acquired(scene, ttl=100)
+    first, second, _ = scene.watched
+    scene.stores[0].lose = lambda _verb, _key: True
+    lose(first)
+    ballot = present(cast("QuorumLease", hold._attempt.lease).ballot)
+    for _ in range(5):
+        present(second.after_renewal)()
+        assert len(ballot.errors) == 1
+        assert len(ballot.granted) == 2
+    scene.stores[0].lose = lambda _verb, _key: False
+    present(second.after_renewal)()
+    assert ballot.held == ballot.parts
+    assert not ballot.errors
+    hold.release()
+    assert holds_at(scene.stores[0]) == ()
+    assert free(scene) == [False, True, True]  # a record that nobody holds keeps out what was sent before
 
 
 def forget(store: Member) -> None:
@@ -532,7 +561,7 @@ def test_an_extension_counts_only_leases_that_there_are(scene: Scene) -> None:
     scene.stores[1].lose = lambda _verb, _key: False
     hold.extend(200)  # what failed before does not count
     assert hold.remaining() > 150
-    assert free(scene) == [False] * 3  # and who has granted none is asked
+    assert free(scene) == [False] * 3  # a store without a lease is asked, too
     hold.extend()
     assert hold._attempt.lease.ttl == 200
 
@@ -562,32 +591,8 @@ def test_an_extension_ends_with_the_last_answer(scene: Scene) -> None:
     assert hold.remaining() < 100
 
 
-def test_a_lost_lease_that_cannot_be_released_is_asked_for_later(scene: Scene) -> None:
-    """Its store has no vote until the background has released it."""
-
-    def fail(_verb: str, _key: str) -> bool:
-        raise ZeroDivisionError
-
-    hold = acquired(scene, ttl=100)
-    scene.stores[0].lose = fail
-    lose(scene.watched[0])
-    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate"]
-    assert len(scene.later) == 1
-    scene.stores[0].lose = lambda _verb, _key: False
-    renewed = present(scene.watched[1].after_renewal)
-    renewed()
-    assert len(scene.watched) == 3
-    with suppress(LockLost):
-        run(release.release(scene.watched[0].runtime, scene.watched[0]))  # as the background does
-    renewed()
-    assert len(scene.watched) == 4
-    assert free(scene) == [False] * 3
-    hold.release()
-    assert free(scene) == [True] * 3
-
-
 def test_a_store_is_not_asked_again_once_the_lock_is_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it was just about to be."""
+    """The release has come just before the request."""
     scene.stores[0].lose = lambda verb, _key: verb == "put"
     hold = acquired(scene, ttl=100)
     scene.stores[0].lose = lambda _verb, _key: False
