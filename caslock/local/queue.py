@@ -106,7 +106,8 @@ class LocalQueue:
         while True:
             await event.wait(until - now)
             now, incoming = runtime.now(), attempt.turn.incoming
-            if incoming is not None and not incoming.pending:  # our predecessor has sent our first put, or will not
+            first = self.waiting[:1]
+            if incoming is not None and not incoming.pending and first != [attempt]:  # our first put was sent, or won't
                 break
             with self._guard:
                 inside, incoming = self._admit(now), attempt.turn.incoming  # which may have been named meanwhile
@@ -143,9 +144,10 @@ class LocalQueue:
                 return
             if self._run_is_over(attempt, now):
                 return
+            # In this order, for an interrupt may strike in between: who is handed the key is inside.
             successor = self.waiting[0]
-            successor.turn.incoming = attempt.turn.outgoing = HandOver(successor)
             self._inside = [*self._inside, weakref.ref(successor)]  # nobody follows until both have left
+            successor.turn.incoming = attempt.turn.outgoing = HandOver(successor)
             del self.waiting[0]
 
     def leave(self, attempt: Attempt, now: float) -> None:

@@ -10,7 +10,7 @@ import random
 import weakref
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from caslock.errors import CaslockError, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
 from caslock.local.lock_state import LockState
@@ -65,10 +65,62 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
     return _places.get(shared) or _places.setdefault(shared, Place([node.store.traits for node in nodes]))
 
 
+class Job(NamedTuple):
+    """What is to be done at one store."""
+
+    part: Attempt
+    work: Callable[[], Awaitable[object]]
+    asks: bool
+
+
+class Lane:
+    """What one QuorumLock object does at one store, one job after the other: it has one live attempt there."""
+
+    __slots__ = ("_guard", "_jobs", "_serves")
+
+    def __init__(self) -> None:
+        """Begin with nothing to do."""
+        self._guard = RLock()
+        self._jobs: list[Job] = []
+        self._serves: Attempt | None = None  # whose job is being done
+
+    def do(self, part: Attempt, work: Callable[[], Awaitable[object]], *, asks: bool = False) -> None:
+        """Do `work` after what is under way.
+
+        One that `asks` for a lease takes the place of an earlier one that has not begun: that is of a ballot that is
+        over.  So a store that hangs has one request of each lock, and one that waits.
+        """
+        with self._guard:
+            self._jobs = [job for job in self._jobs if not (asks and job.asks)]
+            self._jobs.append(Job(part, work, asks))
+            is_free = self._is_free
+        if is_free:
+            part.runtime.start(self._serve)
+
+    async def _serve(self) -> None:
+        done: Attempt | None = None
+        while (job := self._next(done)) is not None:
+            await job.work()
+            done = job.part
+
+    def _next(self, done: Attempt | None) -> Job | None:
+        """Return the next job for who has `done` the last one; None: there is none, or another one is under way."""
+        with self._guard:
+            if not (self._serves is done or self._is_free):
+                return None
+            job = self._jobs.pop(0) if self._jobs else None
+            self._serves = job and job.part
+            return job
+
+    @property
+    def _is_free(self) -> bool:
+        return self._serves is None or self._serves.runtime.ended(self._serves)
+
+
 class QuorumState(LockState):
     """The state of one QuorumLock object.  Its attempt and lease are those of the lock; each store has its own."""
 
-    __slots__ = ("_events", "_nodes")
+    __slots__ = ("_events", "_lanes", "_nodes")
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
@@ -76,6 +128,7 @@ class QuorumState(LockState):
 
     def _begin(self) -> None:
         self._events: list[Event] = []  # of those who wait for answers
+        self._lanes = {node: Lane() for node in self._nodes}
         super()._begin()
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
@@ -127,13 +180,12 @@ class QuorumState(LockState):
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
         now = self.runtime.now
-        # Each ballot has a nonce of its own, so a late write of an earlier ballot counts as another owner's.
-        hold_id = f"{self._nonce}-{next(self._numbers)}.1"
+        hold_id = f"{self._nonce}.{next(self._numbers)}"
         parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            part.runtime.start(partial(self._ask_store, attempt, ballot, part))
+            self._lanes[part.runtime].do(part, partial(self._ask_store, attempt, ballot, part), asks=True)
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
@@ -220,9 +272,9 @@ class QuorumState(LockState):
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
         for part in ballot.close():
-            part.runtime.start(partial(self._leave_store, ballot, part))
+            self._lanes[part.runtime].do(part, partial(self._leave_store, ballot, part))
         now, traits = self.runtime.now(), self.runtime.store.traits
-        if not await self._until(lambda: not ballot.pending, now + GRACE):
+        if not await self._until(lambda: ballot.is_idle, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
 
     @staticmethod
@@ -296,11 +348,11 @@ class QuorumState(LockState):
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
+        hold_id = f"{self._nonce}.{next(self._numbers)}"
         for index in ballot.vacant:
-            hold_id = f"{ballot.parts[index].siblings}{next(self._numbers)}"
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                part.runtime.start(partial(self._ask_store, attempt, ballot, part))
+                self._lanes[part.runtime].do(part, partial(self._ask_store, attempt, ballot, part), asks=True)
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""

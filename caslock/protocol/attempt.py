@@ -158,8 +158,7 @@ class Attempt:
 
         Args:
             terms: what all attempts of a Lock object have in common.
-            hold_id: ``<nonce>.<number>``: the proof that a record is this attempt's.  The nonce is that of the Lock
-                object; in a QuorumLock, of the ballot.
+            hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
             stamps: gives what a record of this moment says for people, and how the first one is written.
             mutex: lets one renewal, extension or release at a time.
             caller: the thread or task that acquires; later the one that has resumed it last.
@@ -202,7 +201,7 @@ class Attempt:
 
     @property
     def siblings(self) -> str:
-        """The prefix of the hold ids of the same Lock object; in a QuorumLock, of the same ballot."""
+        """The prefix of the hold ids of the same Lock object."""
         return self.hold_id[: self.hold_id.index(".") + 1]
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
@@ -302,8 +301,8 @@ class Attempt:
     def others(self, record: Record) -> tuple[str, ...]:
         """The owner's holds that other Lock objects have.
 
-        A Lock object (or a ballot) has one live hold at a store: all the other ids that begin with its nonce are dead,
-        or come from requests that arrived late.
+        A Lock object has one live hold at a time: all the other ids that begin with its nonce are dead, or come from
+        requests that arrived late.
         """
         if record.holds == (self.hold_id,):
             return ()

@@ -28,8 +28,8 @@ def majority(stores: int) -> int:
 class Ballot:
     """The leases of one acquire, one at each store, until the lock is released.
 
-    Each store is asked by a thread or task of its own, with an attempt of its own; `guard` is held for a few
-    instructions only.
+    Each store is asked in a thread or task of its own, with an attempt of its own.  All have one hold id.  `guard` is
+    held for a few instructions only.
     """
 
     __slots__ = ("errors", "events", "granted", "guard", "in_time", "is_open", "parts", "pending", "unasked", "won")
@@ -88,7 +88,7 @@ class Ballot:
             return begins
 
     def give_up_unasked(self) -> None:
-        """Give up on what could not be sent yet, because no thread is free."""
+        """Give up on what could not be sent yet: an earlier request is not answered, or no thread is free."""
         with self.guard:
             for part in self.unasked:
                 self._give_up(part, StoreUnavailable("earlier requests have not been answered", sent=False))
@@ -166,6 +166,11 @@ class Ballot:
             leaving = [part for part in self.parts if part.state in RELEASING]
             self.pending.update(leaving)
             return leaving
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.pending <= self.unasked
 
     @property
     def is_free(self) -> bool:

@@ -247,6 +247,12 @@ def test_a_ballot_is_decided_free_and_released_by_majorities() -> None:
         assert made.is_released is released, states
 
 
+def test_a_ballot_is_idle_if_nothing_is_under_way() -> None:
+    """What was not sent is not."""
+    for states, idle in (((Q, H, O), True), ((Q, A, O), False), ((L, H, H), False), ((U, U, H), True)):
+        assert ballot(*states)[0].is_idle is idle, states
+
+
 def test_a_lease_stood_until_it_was_released_or_lost() -> None:
     """One that was never granted does not count."""
     made, _ = ballot(H, L, O, A)

@@ -6,13 +6,14 @@ import random
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import MethodType
 from typing import cast
 
 import pytest
 
-from caslock import Hold, Lock, LockLost, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable, observe
+from caslock import Hold, Lock, LockLost, NotAcquired, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable, observe
 from caslock.local import clock
-from caslock.local.quorum import GRACE, QuorumState, place_of
+from caslock.local.quorum import GRACE, Lane, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
@@ -41,7 +42,8 @@ class Scene(Clock):
         self.rung = 0  # how often those who wait were woken
         self.silent: set[object] = set()  # stores that no thread is free for
         self.hung: list[Member] = []  # stores whose first request gets no answer
-        self.asked: list[tuple[Ballot, Attempt]] = []  # of these
+        self.asked: list[tuple[Lane, Ballot, Attempt]] = []  # of these
+        self.ended: list[Attempt] = []  # whose event loop has ended
         self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
         self.watched: list[Attempt] = []
         self.lost: list[Attempt] = []  # whose loss was reported
@@ -64,6 +66,7 @@ class Scene(Clock):
         monkeypatch.setattr(ThreadRuntime, "start", start)
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
         monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
+        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, attempt: attempt in self.ended)
         monkeypatch.setattr(
             ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
         )
@@ -76,14 +79,22 @@ class Scene(Clock):
         while self.unsent:
             run(self.unsent.pop(0)())
 
+    def refuse(self) -> None:
+        """Have the store that has hung longest answer that somebody else has the key."""
+        lane, ballot, part = self.asked.pop(0)
+        ballot.end(part, NotAcquired())
+        lane._serves = None
+        run(lane._serve())
+
     def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
         if runtime.home in self.silent:
             self.unsent.append(work)
         elif any(runtime.home is store for store in self.hung):
             self.hung.remove(cast("Member", runtime.home))
-            _, ballot, part = cast("partial[Coroutine[object, object, None]]", work).args
+            lane = cast("Lane", cast("MethodType", work).__self__)
+            _, ballot, part = cast("partial[Coroutine[object, object, None]]", present(lane._next(None)).work).args
             assert ballot.begin(part)
-            self.asked.append((ballot, part))
+            self.asked.append((lane, ballot, part))
         else:
             run(work())
 
@@ -254,31 +265,53 @@ def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
     assert scene.stores[2].memory.get("k") is None
 
 
-def test_a_store_that_has_not_answered_is_asked_by_the_next_acquire(scene: Scene) -> None:
-    """The store takes the unfinished request for another owner's."""
+def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) -> None:
+    """For the hold of that time; if there is none, not at all."""
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
     present(lock.acquire()).release()
-    ((_, first),) = scene.asked
+    scene.waits.clear()
+    present(lock.acquire()).release()
+    assert scene.waits == []  # it was not asked, so there is nothing to wait for
+    third = present(lock.acquire())
+    assert scene.stores[0].requests == []  # it waits for the first answer
+    third.release()
+    scene.refuse()
+    assert scene.stores[0].requests == []
+    scene.hung = list(scene.stores[:1])
+    present(lock.acquire()).release()
+    fifth = present(lock.acquire())
+    scene.refuse()
+    assert [verb for verb, _ in scene.stores[0].requests] == ["put"]
+    assert free(scene) == [False] * 3
+    fifth.release()
+    assert free(scene) == [True] * 3
+
+
+def test_a_store_whose_answer_never_comes_is_asked_again(scene: Scene) -> None:
+    """Its request was made in an event loop that has ended."""
+    lock = scene.lock()
+    scene.hung = list(scene.stores[:1])
+    present(lock.acquire()).release()
+    scene.ended.append(scene.asked[0][2])
     second = present(lock.acquire())
     assert free(scene) == [False] * 3
-    assert first.siblings not in {each for store in scene.stores for each in holds_at(store)}
     second.release()
     assert free(scene) == [True] * 3
 
 
-def test_a_lease_that_has_not_been_released_is_somebody_elses(scene: Scene) -> None:
-    """The next acquire has a majority without that store; the late release frees it, and nothing else."""
+def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
+    """By an acquire that waits for the answer to the release of before."""
     lock = scene.lock()
     first = present(lock.acquire())
     scene.silent = {scene.stores[0]}
     first.release()
-    scene.silent = set()
-    before = holds_at(scene.stores[0])
+    scene.stores[0].requests.clear()
     second = present(lock.acquire())
-    assert holds_at(scene.stores[0]) == before != holds_at(scene.stores[1])
+    assert scene.stores[0].requests == []
+    scene.silent = set()
     scene.send()
-    assert free(scene) == [True, False, False]
+    assert [verb for verb, _ in scene.stores[0].requests] == ["invalidate", "put"]
     second.release()
     assert free(scene) == [True] * 3
 
@@ -510,7 +543,7 @@ def test_an_acquire_that_is_interrupted_before_any_answer_takes_none(scene: Scen
     with pytest.raises(KeyboardInterrupt):
         scene.lock().acquire()
     assert len(scene.asked) == 3
-    assert not any(ballot.join(part, 0.0) for ballot, part in scene.asked)
+    assert not any(ballot.join(part, 0.0) for _, ballot, part in scene.asked)
 
 
 def test_a_release_after_the_end_is_a_loss(scene: Scene) -> None:

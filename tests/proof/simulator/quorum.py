@@ -71,11 +71,6 @@ class Node(Runtime):
 class NamedQuorumState(NamedLockState, QuorumState):
     """The real one, but for its name, which chance would make."""
 
-    @property
-    def prefix(self) -> str:
-        """See `NamedLockState.prefix`: each ballot has a nonce of its own."""
-        return f"{self._nonce}-"
-
 
 class QuorumJudge(Judge):
     def beliefs(self) -> None:
