@@ -174,8 +174,11 @@ class LocalQueue:
             if turn.outgoing is not None:  # nothing was sent
                 outgoing, turn.outgoing = turn.outgoing, None
                 outgoing.settle()
-            if not self._inside or any(other.shared for other in self._alive()):  # else nobody may join who is inside
+            inside = self._alive()
+            if not inside or inside[0].shared:
                 self._admit(now)
+            else:  # nobody may join them
+                _wake(inside)
 
     def _join(self, attempt: Attempt) -> None:
         attempt.turn.event = attempt.runtime.event()
@@ -227,9 +230,7 @@ class LocalQueue:
                     inside.append(attempt)
                     self._let_in(attempt, now)
                     self.waiting.remove(attempt)
-        for attempt in inside:  # waking one twice does no harm
-            if attempt.turn.event is not None and not attempt.turn.awaits_hand_over:
-                attempt.turn.event.set()
+        _wake(inside)
         return inside
 
     def _is_over(self, attempt: Attempt, now: float) -> bool:
@@ -265,6 +266,13 @@ class LocalQueue:
         # While another Lock object of its owner has the key, a pause would let nobody in.
         attempt.turn.yields = self._yields if now < self._yields_until and not self._inside else 0.0
         self._inside = [*self._inside, weakref.ref(attempt)]
+
+
+def _wake(inside: list[Attempt]) -> None:
+    """Wake those whose turn has come; an interrupt may have kept them from being woken, and twice does no harm."""
+    for attempt in inside:
+        if attempt.turn.event is not None and not attempt.turn.awaits_hand_over:
+            attempt.turn.event.set()
 
 
 def next_look(inside: list[Attempt], now: float) -> float:

@@ -68,8 +68,9 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
 class Job(NamedTuple):
     """What is to be done at one store."""
 
-    part: Attempt
-    work: Callable[[], Awaitable[object]]
+    part: weakref.ref[Attempt]
+    """Weakly, for what an interrupt leaves behind must not be renewed."""
+    work: Callable[[Attempt], Awaitable[object]]
     asks: bool
 
 
@@ -84,15 +85,15 @@ class Lane:
         self._jobs: list[Job] = []
         self._serves: Attempt | None = None  # whose job is being done
 
-    def do(self, part: Attempt, work: Callable[[], Awaitable[object]], *, asks: bool = False) -> None:
-        """Do `work` after what is under way.
+    def do(self, part: Attempt, work: Callable[[Attempt], Awaitable[object]], *, asks: bool = False) -> None:
+        """Do `work` after what is under way, if something else still refers to `part` then.
 
         One that `asks` for a lease takes the place of an earlier one that has not begun: that is of a ballot that is
         over.  So a store that hangs has one request of each lock, and one that waits.
         """
         with self._guard:
             self._jobs = [job for job in self._jobs if not (asks and job.asks)]
-            self._jobs.append(Job(part, work, asks))
+            self._jobs.append(Job(weakref.ref(part), work, asks))
             is_free = self._is_free
         if is_free:
             part.runtime.start(self._serve)
@@ -100,17 +101,22 @@ class Lane:
     async def _serve(self) -> None:
         done: Attempt | None = None
         while (job := self._next(done)) is not None:
-            await job.work()
-            done = job.part
+            done, work = job
+            await work(done)
+            del job, work
 
-    def _next(self, done: Attempt | None) -> Job | None:
+    def _next(self, done: Attempt | None) -> tuple[Attempt, Callable[[Attempt], Awaitable[object]]] | None:
         """Return the next job for who has `done` the last one; None: there is none, or another one is under way."""
         with self._guard:
             if not (self._serves is done or self._is_free):
                 return None
-            job = self._jobs.pop(0) if self._jobs else None
-            self._serves = job and job.part
-            return job
+            self._serves = None
+            while self._jobs:
+                job = self._jobs.pop(0)
+                self._serves = job.part()
+                if self._serves is not None:
+                    return self._serves, job.work
+            return None
 
     @property
     def _is_free(self) -> bool:
@@ -185,7 +191,7 @@ class QuorumState(LockState):
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            self._lanes[part.runtime].do(part, partial(self._ask_store, attempt, ballot, part), asks=True)
+            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(attempt)), asks=True)
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
@@ -199,9 +205,11 @@ class QuorumState(LockState):
         self._judge(attempt, ballot)
         return ballot
 
-    async def _ask_store(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
-        """Ask one store."""
-        if not ballot.begin(part):
+    async def _ask_store(self, asking: weakref.ref[Attempt], part: Attempt) -> None:
+        """Ask one store, unless the acquire was abandoned, or has a newer ballot."""
+        attempt = asking()
+        ballot = None if attempt is None else cast("QuorumLease", attempt.lease).ballot
+        if attempt is None or ballot is None or not ballot.begin(part):
             return
         failure = await _failure_of(self._take(attempt, ballot, part))
         if failure is None:
@@ -272,7 +280,7 @@ class QuorumState(LockState):
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
         for part in ballot.close():
-            self._lanes[part.runtime].do(part, partial(self._leave_store, ballot, part))
+            self._lanes[part.runtime].do(part, partial(self._leave_store, ballot))
         now, traits = self.runtime.now(), self.runtime.store.traits
         if not await self._until(lambda: ballot.is_idle, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
@@ -352,7 +360,7 @@ class QuorumState(LockState):
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                self._lanes[part.runtime].do(part, partial(self._ask_store, attempt, ballot, part), asks=True)
+                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(attempt)), asks=True)
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""

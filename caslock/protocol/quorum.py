@@ -28,8 +28,8 @@ def majority(stores: int) -> int:
 class Ballot:
     """The leases of one acquire, one at each store, until the lock is released.
 
-    Each store is asked in a thread or task of its own, with an attempt of its own.  All have one hold id.  `guard` is
-    held for a few instructions only.
+    Each store is asked in a thread or task of its own, with an attempt of its own.  `guard` is held for a few
+    instructions only.
     """
 
     __slots__ = ("errors", "events", "granted", "guard", "in_time", "is_open", "parts", "pending", "unasked", "won")

@@ -92,7 +92,9 @@ class Scene(Clock):
         elif any(runtime.home is store for store in self.hung):
             self.hung.remove(cast("Member", runtime.home))
             lane = cast("Lane", cast("MethodType", work).__self__)
-            _, ballot, part = cast("partial[Coroutine[object, object, None]]", present(lane._next(None)).work).args
+            part, asks = present(lane._next(None))
+            (asking,) = cast("partial[Coroutine[object, object, None]]", asks).args
+            ballot = asking().lease.ballot
             assert ballot.begin(part)
             self.asked.append((lane, ballot, part))
         else:
