@@ -100,10 +100,14 @@ class Lane:
 
     async def _serve(self) -> None:
         done: Attempt | None = None
-        while (job := self._next(done)) is not None:
-            done, work = job
-            await work(done)
-            del job, work
+        try:
+            while (job := self._next(done)) is not None:
+                done, work = job
+                await work(done)
+                del job, work
+        finally:
+            if self._serves is done:  # after an error, as of a log handler: the next job is done all the same
+                self._serves = None
 
     def _next(self, done: Attempt | None) -> tuple[Attempt, Callable[[Attempt], Awaitable[object]]] | None:
         """Return the next job for who has `done` the last one; None: there is none, or another one is under way."""

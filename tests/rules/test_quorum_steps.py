@@ -302,6 +302,29 @@ def test_a_store_whose_answer_never_comes_is_asked_again(scene: Scene) -> None:
     assert free(scene) == [True] * 3
 
 
+def test_a_store_is_asked_again_though_its_failure_could_not_be_logged(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of the log may raise anything."""
+
+    def fail(_attempt: Attempt, _error: Exception) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("caslock.local.quorum.warn_of_missing_vote", fail)
+    lock = scene.lock()
+    scene.silent = {scene.stores[0]}
+    hold = present(lock.acquire())
+    scene.stores[0].refused = lambda _verb, _key: True
+    with pytest.raises(ZeroDivisionError):
+        scene.send()
+    scene.stores[0].refused = lambda _verb, _key: False
+    scene.silent = set()
+    hold.release()
+    again = present(lock.acquire())
+    assert free(scene) == [False] * 3
+    again.release()
+
+
 def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
     """By an acquire that waits for the answer to the release of before."""
     lock = scene.lock()
