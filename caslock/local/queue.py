@@ -168,13 +168,13 @@ class LocalQueue:
             if alone:
                 self._inside, self._left = [], min(self._left, now)  # a successor that has given up is none
                 return
-            self._inside = [other for other in self._inside if other() not in (attempt, None)]
+            self._inside = [other for other in self._inside if other() is not attempt]
             if turn.event is not None and attempt in self.waiting:
                 self.waiting.remove(attempt)
             if turn.outgoing is not None:  # nothing was sent
                 outgoing, turn.outgoing = turn.outgoing, None
                 outgoing.settle()
-            inside = self._alive()
+            inside = self._staying(now)
             if not inside or inside[0].shared:
                 self._admit(now)
             else:  # nobody may join them
@@ -206,13 +206,15 @@ class LocalQueue:
         """Whether somebody waits for the key: in this process, or as far as we know in another one."""
         return bool(self.waiting) or now < self._others_until
 
-    def _alive(self) -> list[Attempt]:
-        """Return those inside that something else refers to."""
-        return [attempt for other in self._inside if (attempt := other()) is not None]
+    def _staying(self, now: float) -> list[Attempt]:
+        """Return those inside that are not over, and that something else refers to."""
+        return [
+            attempt for other in self._inside if (attempt := other()) is not None and not self._is_over(attempt, now)
+        ]
 
     def _admit(self, now: float) -> list[Attempt]:
         """Remove the attempts that are over, let in and wake those that may enter, and return all that are inside."""
-        inside = [attempt for attempt in self._alive() if not self._is_over(attempt, now)]
+        inside = self._staying(now)
         if len(inside) < len(self._inside):
             self._inside = [weakref.ref(attempt) for attempt in inside]
         while self.waiting:

@@ -106,7 +106,7 @@ class Lane:
                 await work(done)
                 del job, work
         finally:
-            if self._serves is done:  # after an error, as of a log handler: the next job is done all the same
+            if self._serves is done:  # after an error, as of a log handler: the next `do` goes on
                 self._serves = None
 
     def _next(self, done: Attempt | None) -> tuple[Attempt, Callable[[Attempt], Awaitable[object]]] | None:

@@ -278,14 +278,18 @@ def test_who_is_named_successor_as_it_looks_awaits_the_hand_over(line: Line) -> 
     assert second.goes_on() == "in"
 
 
-def test_an_abandoned_one_lets_the_next_one_in_as_another_leaves(line: Line) -> None:
+@pytest.mark.parametrize("how", ["dropped", "its event loop has ended"])
+def test_an_abandoned_one_lets_the_next_one_in_as_another_leaves(line: Line, how: str) -> None:
     """It was inside beside the one that leaves, which had handed the key over to it."""
     first = line.holds("first")
     second = waits(line, "second")
     third = waits(line, "third")
     line.queue.name_successor(first, line.clock)
-    line.known.remove(second.attempt)
-    second._coroutine.close()
+    if how == "dropped":
+        line.known.remove(second.attempt)
+        second._coroutine.close()
+    else:
+        line.gone.append(second.attempt)
     first.turn.outgoing = None  # which has ended
     del second
     gc.collect()
