@@ -277,6 +277,7 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
     assert scene.waits == []  # it was not asked, so there is nothing to wait for
     third = present(lock.acquire())
     assert scene.stores[0].requests == []  # it waits for the first answer
+    assert len(scene.asked[0][0]._jobs) == 1  # however many acquires have come meanwhile
     third.release()
     scene.refuse()
     assert scene.stores[0].requests == []
