@@ -13,7 +13,8 @@ import pytest
 
 from caslock import Hold, Lock, LockLost, NotAcquired, OutcomeUnknown, QuorumLock, StoreError, StoreUnavailable, observe
 from caslock.local import clock
-from caslock.local.quorum import GRACE, Lane, QuorumState, place_of
+from caslock.local.lane import Lane
+from caslock.local.quorum import GRACE, QuorumState, place_of
 from caslock.local.several import check_stores
 from caslock.local.threads import ThreadRuntime, thread_runtime
 from caslock.local.workers import run
