@@ -69,7 +69,7 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
 class QuorumState(LockState):
     """The state of one QuorumLock object.  Its attempt and lease are those of the lock; each store has its own."""
 
-    __slots__ = ("_events", "_lanes", "_nodes")
+    __slots__ = ("__weakref__", "_events", "_lanes", "_nodes")
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
@@ -96,7 +96,8 @@ class QuorumState(LockState):
         terms = self._terms._replace(runtime=node, settings=settings)
         part = Attempt(terms, hold_id, self._stamps, node.mutex(), attempt.caller)
         part.limit = now  # it is one try
-        part.after_renewal = partial(self._fill, attempt)
+        part.lease.on_loss.append(_weakly(self._check_majority, attempt))
+        part.after_renewal = _weakly(self._fill, attempt)
         return part
 
     # Acquire
@@ -134,7 +135,7 @@ class QuorumState(LockState):
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(attempt)), asks=True)
+            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)), asks=True)
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
@@ -148,27 +149,22 @@ class QuorumState(LockState):
         self._judge(attempt, ballot)
         return ballot
 
-    async def _ask_store(self, asking: weakref.ref[Attempt], part: Attempt) -> None:
-        """Ask one store, unless the acquire was abandoned, or has a newer ballot."""
-        attempt = asking()
-        ballot = None if attempt is None else cast("QuorumLease", attempt.lease).ballot
-        if attempt is None or ballot is None or not ballot.begin(part):
+    @staticmethod
+    async def _ask_store(voting: weakref.ref[Ballot], part: Attempt) -> None:
+        """Ask one store, unless the acquire was abandoned.  While it hangs, nothing here keeps the lock alive."""
+        ballot = voting()
+        if ballot is None or not ballot.begin(part):
             return
-        failure = await _failure_of(self._take(attempt, ballot, part))
+        del ballot
+        failure = await _failure_of(_take(voting, part))
         if failure is None:
             return
         failure = await _failure_of(withdraw.give_up(part.runtime, part, failure)) or failure
-        ballot.end(part, failure)  # raised by `_judge`
+        ballot = voting()
+        if ballot is not None:
+            ballot.end(part, failure)  # raised by `_judge`
         if isinstance(failure, StoreError):
             warn_of_missing_vote(part, failure)
-
-    async def _take(self, attempt: Attempt, ballot: Ballot, part: Attempt) -> None:
-        if not await acquire.acquire(part.runtime, part, 0.0):
-            raise NotAcquired("held by another")
-        part.lease.on_loss.append(partial(self._check_majority, attempt, ballot))
-        if not ballot.join(part, part.runtime.now()):
-            raise NotAcquired("too late")
-        part.runtime.watch(part)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
         """Raise an error if too few stores can serve us; else note who holds the key."""
@@ -282,11 +278,12 @@ class QuorumState(LockState):
 
     def _watch(self, attempt: Attempt) -> None:
         """Each lease is watched by itself; report a loss that came before there was a hold."""
-        self._check_majority(attempt, cast("Ballot", cast("QuorumLease", attempt.lease).ballot))
+        self._check_majority(attempt)
 
-    def _check_majority(self, attempt: Attempt, ballot: Ballot) -> None:
+    def _check_majority(self, attempt: Attempt) -> None:
         """After the loss of one lease, report the loss of the lock if no majority is left."""
-        lease = attempt.lease
+        lease = cast("QuorumLease", attempt.lease)
+        ballot = cast("Ballot", lease.ballot)
         if lease.lost or not (attempt.state is HELD and ballot.is_open) or self.runtime.now() < lease.deadline:
             return
         for part in ballot.parts:
@@ -303,7 +300,7 @@ class QuorumState(LockState):
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(attempt)), asks=True)
+                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)), asks=True)
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""
@@ -349,6 +346,27 @@ class QuorumState(LockState):
         """Replace one lease."""
         answers[part] = await _failure_of(renew.renew(part.runtime, part, ttl))
         ballot.tell()
+
+
+def _weakly(method: Callable[[Attempt], None], attempt: Attempt) -> Callable[[], None]:
+    """Return what calls a method with `attempt` if both are still there: a lease must not keep its lock alive."""
+    known_method, known = weakref.WeakMethod(method), weakref.ref(attempt)
+
+    def call() -> None:
+        method, attempt = known_method(), known()
+        if method is not None and attempt is not None:
+            method(attempt)
+
+    return call
+
+
+async def _take(voting: weakref.ref[Ballot], part: Attempt) -> None:
+    if not await acquire.acquire(part.runtime, part, 0.0):
+        raise NotAcquired("held by another")
+    ballot = voting()
+    if ballot is None or not ballot.join(part, part.runtime.now()):
+        raise NotAcquired("too late")
+    part.runtime.watch(part)
 
 
 async def _failure_of(work: Awaitable[object]) -> BaseException | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self, cast
 
 import pytest
@@ -62,12 +65,12 @@ def forget(store: FaultyStore, key: str) -> None:
 
 
 class Hanging:
-    """A store whose next request of one kind hangs until the block ends."""
+    """A store one of whose next puts hangs until the block ends."""
 
-    def __init__(self, store: FaultyStore, verb: str = "put_if_version") -> None:
+    def __init__(self, store: FaultyStore, number: int = 1) -> None:
         self.arrived = threading.Event()
         self.goes_on = threading.Event()
-        store.before(verb, 1, self._wait)  # type: ignore[arg-type]
+        store.before("put_if_version", number, self._wait)
 
     def _wait(self) -> None:
         self.arrived.set()
@@ -356,6 +359,50 @@ async def test_blocking_stores_serve_asyncio() -> None:
         await hold.extend(40)
         assert hold.remaining() > 35
     assert until(lambda: not any(holders(three, key)))
+
+
+def test_a_hold_that_was_dropped_is_not_renewed_though_a_store_hangs() -> None:
+    """The request to that store keeps nothing alive but its own lease."""
+    three, key = stores(), fresh()
+    lock = QuorumLock(three, key)
+    with Hanging(three[0]) as hanging:
+        attempts = [weakref.ref(present(lock.acquire())._attempt)]
+        assert hanging.arrived.wait(200)
+        del lock
+        gc.collect()
+        assert attempts[0]() is None
+    assert until(lambda: holders(three, key) == [False, True, True])  # its late lease is given back
+
+
+def test_a_request_that_another_event_loop_waits_for_outlives_this_one() -> None:
+    """Each makes its own: else the end of one loop would cancel an acquire in the other."""
+    three, key, left, alone = stores(), fresh(), threading.Event(), threading.Event()
+    lock = AsyncQuorumLock(three, key)
+    first, second = Hanging(three[0]), Hanging(three[0], number=2)
+
+    async def leave() -> None:
+        await present(await lock.acquire()).release()
+        left.set()
+        assert await asyncio.to_thread(alone.wait, 200)
+
+    async def stay() -> bool:
+        async with lock:
+            return True
+
+    with ThreadPoolExecutor(2) as pool, first, second:
+        leaving = pool.submit(asyncio.run, leave())
+        assert first.arrived.wait(200)
+        assert left.wait(200)
+        three[1].down()
+        staying = pool.submit(asyncio.run, stay())
+        assert until(lambda: holders(three, key) == [False, False, True])
+        first.goes_on.set()
+        assert second.arrived.wait(200)
+        alone.set()
+        leaving.result(200)
+        second.goes_on.set()
+        assert staying.result(200)
+    assert until(lambda: holders(three, key) == [False] * 3)
 
 
 # Settings and surroundings

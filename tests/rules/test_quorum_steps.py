@@ -44,7 +44,6 @@ class Scene(Clock):
         self.silent: set[object] = set()  # stores that no thread is free for
         self.hung: list[Member] = []  # stores whose first request gets no answer
         self.asked: list[tuple[Lane, Ballot, Attempt]] = []  # of these
-        self.ended: list[Attempt] = []  # whose event loop has ended
         self.unsent: list[Callable[[], Coroutine[object, object, None]]] = []
         self.watched: list[Attempt] = []
         self.lost: list[Attempt] = []  # whose loss was reported
@@ -59,7 +58,9 @@ class Scene(Clock):
             in_test = threading.current_thread() is test  # and no clean-up that an earlier test has left
             return self._sleep(seconds) if in_test else really(runtime, seconds)
 
-        def start(runtime: ThreadRuntime, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        def start(
+            runtime: ThreadRuntime, work: Callable[[], Coroutine[object, object, None]], _caller: object = None
+        ) -> None:
             self._start(runtime, work)
 
         monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
@@ -67,7 +68,7 @@ class Scene(Clock):
         monkeypatch.setattr(ThreadRuntime, "start", start)
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
         monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
-        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, attempt: attempt in self.ended)
+        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, caller: caller == "ended")
         monkeypatch.setattr(
             ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
         )
@@ -84,20 +85,21 @@ class Scene(Clock):
         """Have the store that has hung longest answer that somebody else has the key."""
         lane, ballot, part = self.asked.pop(0)
         ballot.end(part, NotAcquired())
-        lane._serves = None
-        run(lane._serve())
+        lane._under_way = None
+        lane._go_on()
 
     def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
         if runtime.home in self.silent:
             self.unsent.append(work)
         elif any(runtime.home is store for store in self.hung):
             self.hung.remove(cast("Member", runtime.home))
-            lane = cast("Lane", cast("MethodType", work).__self__)
-            part, asks = present(lane._next(None))
-            (asking,) = cast("partial[Coroutine[object, object, None]]", asks).args
-            ballot = asking().lease.ballot
-            assert ballot.begin(part)
-            self.asked.append((lane, ballot, part))
+            runs = cast("partial[Coroutine[object, object, None]]", work)
+            lane, (job,) = cast("Lane", cast("MethodType", runs.func).__self__), runs.args
+            assert lane._jobs.pop(0) is job
+            lane._under_way = job
+            part, (voting,) = present(job.part()), cast("partial[object]", job.work).args
+            assert voting().begin(part)
+            self.asked.append((lane, voting(), part))
         else:
             run(work())
 
@@ -297,7 +299,8 @@ def test_a_store_whose_answer_never_comes_is_asked_again(scene: Scene) -> None:
     lock = scene.lock()
     scene.hung = list(scene.stores[:1])
     present(lock.acquire()).release()
-    scene.ended.append(scene.asked[0][2])
+    lane, _, _ = scene.asked[0]
+    lane._under_way = present(lane._under_way)._replace(caller="ended")
     second = present(lock.acquire())
     assert free(scene) == [False] * 3
     second.release()

@@ -190,11 +190,13 @@ class Runtime:
 
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
-    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
         """Run it as a flow of its own: what lingers is given up by the client that has let it linger."""
         attempts = (each for each in getattr(work, "args", ()) if isinstance(each, Attempt))
         lingers = next((each for each in attempts if each in linger.lingering), None)
-        client = self.run.current.client if lingers is None else cast("Client", lingers.caller)
+        if lingers is not None:
+            caller = lingers.caller
+        client = self.run.current.client if caller is None else cast("Client", caller)
 
         async def go() -> None:
             await Wait(self.now())
@@ -214,9 +216,9 @@ class Runtime:
         """Make an event for an attempt that waits in a local queue."""
         return Event(self)
 
-    def ended(self, attempt: Attempt) -> bool:
-        """Whether the event loop of an attempt's client was closed."""
-        return not cast("Client", attempt.caller).alive
+    def ended(self, caller: object) -> bool:
+        """Whether the event loop of a client was closed."""
+        return not cast("Client", caller).alive
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""
