@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +20,6 @@ class Job(NamedTuple):
     part: weakref.ref[Attempt]
     """Weakly, for what an interrupt leaves behind must not be renewed."""
     work: Callable[[Attempt], Awaitable[object]]
-    asks: bool
     caller: object
     """The thread or task that wants it; the event loop of a task does it."""
 
@@ -38,34 +38,31 @@ class Lane:
     def __init__(self) -> None:
         """Begin with nothing to do."""
         self._guard = RLock()
-        self._jobs: list[Job] = []
+        self._jobs = deque[Job]()
         self._under_way: Job | None = None
 
-    def do(self, part: Attempt, work: Callable[[Attempt], Awaitable[object]], *, asks: bool = False) -> None:
-        """Do `work` after what is under way, if something else still refers to `part` then.
-
-        One that `asks` for a lease takes the place of an earlier one that has not begun: that is of a ballot that is
-        over.  So a store that hangs has one request of each lock, and one that waits.
-        """
-        job = Job(weakref.ref(part), work, asks, part.runtime.me())
-        with self._guard:
-            self._jobs = [*(other for other in self._jobs if not (asks and other.asks)), job]
+    def do(self, part: Attempt, work: Callable[[Attempt], Awaitable[object]]) -> None:
+        """Do `work` after what was asked for earlier, if something else still refers to `part` then."""
+        self._jobs.append(Job(weakref.ref(part), work, part.runtime.me()))
         self._go_on()
 
     def _go_on(self) -> None:
         """Start the next job, unless one is under way."""
         with self._guard:
-            self._jobs = [job for job in self._jobs if job.is_wanted]
-            first = None if self._is_busy or not self._jobs else self._jobs[0]
-            part = None if first is None else first.part()
-        if first is not None and part is not None:
-            part.runtime.start(partial(self._run, first), first.caller)
+            while self._jobs and not self._jobs[0].is_wanted:
+                self._jobs.popleft()
+            if self._is_busy or not self._jobs:
+                return
+            job = self._jobs[0]
+            part = job.part()
+        if part is not None:
+            part.runtime.start(partial(self._run, job), job.caller)
 
     async def _run(self, job: Job) -> None:
         with self._guard:
-            if self._is_busy or not self._jobs or self._jobs[0] is not job:  # it was started twice, or replaced
+            if not self._jobs or self._jobs[0] is not job:  # it was started twice, or replaced
                 return
-            self._under_way = self._jobs.pop(0)
+            self._under_way = self._jobs.popleft()
         part = job.part()
         try:
             if part is not None:

@@ -135,7 +135,7 @@ class QuorumState(LockState):
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)), asks=True)
+            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)))
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
@@ -300,7 +300,7 @@ class QuorumState(LockState):
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)), asks=True)
+                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)))
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""

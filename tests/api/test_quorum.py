@@ -363,15 +363,17 @@ async def test_blocking_stores_serve_asyncio() -> None:
 
 def test_a_hold_that_was_dropped_is_not_renewed_though_a_store_hangs() -> None:
     """The request to that store keeps nothing alive but its own lease."""
-    three, key = stores(), fresh()
+    three, key, given_back = stores(), fresh(), threading.Event()
     lock = QuorumLock(three, key)
+    three[0].before("invalidate", 1, given_back.set)
     with Hanging(three[0]) as hanging:
         attempts = [weakref.ref(present(lock.acquire())._attempt)]
         assert hanging.arrived.wait(200)
         del lock
         gc.collect()
         assert attempts[0]() is None
-    assert until(lambda: holders(three, key) == [False, True, True])  # its late lease is given back
+    assert given_back.wait(200)
+    assert until(lambda: holders(three, key) == [False, True, True])
 
 
 def test_a_request_that_another_event_loop_waits_for_outlives_this_one() -> None:

@@ -95,7 +95,7 @@ class Scene(Clock):
             self.hung.remove(cast("Member", runtime.home))
             runs = cast("partial[Coroutine[object, object, None]]", work)
             lane, (job,) = cast("Lane", cast("MethodType", runs.func).__self__), runs.args
-            assert lane._jobs.pop(0) is job
+            assert lane._jobs.popleft() is job
             lane._under_way = job
             part, (voting,) = present(job.part()), cast("partial[object]", job.work).args
             assert voting().begin(part)
