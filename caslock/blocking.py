@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
+from caslock.local import linger
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
@@ -131,7 +132,7 @@ class Hold(Holding, _Held):
     def _release(self) -> None:
         """Send one request, if that is enough: see `LockState.begin_removal`."""
         state, attempt = self._state, self._attempt
-        if state.settings.linger and state.linger(self):
+        if state.settings.linger and linger.keep(state, self):
             return
         runtime: ThreadRuntime = state.runtime  # type: ignore[assignment] # it is that of the blocking API
         removal = state.begin_removal(self)
@@ -337,7 +338,7 @@ class _OneKey(_Acquired[K]):
         hold: K = begun
         put = state.begin_put(hold)
         if put is None:
-            if (state.settings.linger and state.resume(hold)) or state.re_enter(hold):
+            if (state.settings.linger and linger.resume(state, hold)) or state.re_enter(hold):
                 return hold
             return run(state.win(hold, timeout))
         try:

@@ -177,86 +177,11 @@ class LockState:
         hold._attempt = self._attempt()
         return False
 
-    def resume(self, hold: Holding) -> bool:
-        """Hold what lingers.  False: nothing does, its time is over, it was lost, or somebody waits for the key.
-
-        Not for a MultiLock, which may have to wait for an earlier key.
-        """
-        attempt, now = hold._attempt, self.runtime.now()
-        lease = attempt.lease
-        with self._guard:
-            if attempt.state is not LINGERING or self._queue.waiting or now >= attempt.lingers_until:
-                return False
-            lease.resume(now)
-            if lease.lost:  # only now: a loss after this look is told to the new hold
-                lease.reported = True
-                return False
-            if self.settings.on_lost is not None:
-                lease.on_loss.append(partial(call_on_lost, self.settings.on_lost, hold))
-            attempt.caller = self.runtime.me()
-            attempt.levels.append(hold)
-            linger.lingering.pop(attempt, None)  # from here on only its hold refers to it: an interrupt ends it
-            attempt.state = HELD
-            self._watch(attempt)  # the renewer may be set only for the end of its lingering
-        if observer.listens():
-            observer.tell("acquired", event_of(attempt, 0.0))
-        return True
-
-    def linger(self, hold: Holding) -> bool:
-        """Keep the key for a while in place of a release; False: it is to be released.
-
-        Not while another process is known to want it, nor with a ttl other than the lock's.  From its first release on,
-        a tenure goes on for `linger` seconds at the most, however often it is resumed: few stores tell who waits.
-        """
-        attempt, now = hold._attempt, self.runtime.now()
-        lease, contention = attempt.lease, attempt.contention
-        with self._guard:
-            if hold._generation != generation() or attempt.state is not HELD or attempt.levels != [hold]:
-                return False
-            if not attempt.kept_until:
-                attempt.kept_until = now + self.settings.linger
-            met = contention is not None and contention.observed.record is not None  # another process has had it
-            if met or self._queue.is_wanted(now) or now >= attempt.lingers_until:
-                return False
-            if lease.lost or lease.ttl != self.settings.ttl:
-                return False
-            linger.lingering[attempt] = self
-            lease.rest(attempt.lingers_until)
-            attempt.state = LINGERING
-            self.committed.pop(hold, None)
-            attempt.levels.clear()
-        self.runtime.watch(attempt)
-        if observer.listens():
-            observer.tell("released", event_of(attempt, now - lease.began))
-        if self._queue.waiting:  # who came meanwhile has not seen that it lingers
-            linger.end(attempt)
-        return True
-
-    async def give_up(self, attempt: Attempt, limit: float = NEVER) -> None:
-        """Release what lingers, unless it is held again; in the background, if that gets no answer."""
-        with self._guard:
-            lingers = attempt.state is LINGERING and self.generation == generation()
-            if lingers:
-                attempt.begin_release()
-        if not lingers:
-            return
-        try:
-            self._queue.name_successor(attempt, self.runtime.now())
-            await release.release_quietly(self.runtime, attempt, limit)
-        except (CaslockError, ValueError):
-            if attempt.state is not OVER:
-                self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
-        finally:
-            self._held.pop(attempt.hold_id, None)
-            self._queue.leave(attempt, self.runtime.now())
-            # Last: until then, a try with timeout=0 waits for it and is not refused.
-            linger.lingering.pop(attempt, None)
-
     async def acquire(self, hold: H, timeout: float | None) -> H:
         """Win a hold, or re-enter; raises `NotAcquired` after `timeout` seconds."""
         put = self.begin_put(hold)
         if put is None:
-            if (self.settings.linger and self.resume(hold)) or self.re_enter(hold):
+            if (self.settings.linger and linger.resume(self, hold)) or self.re_enter(hold):
                 return hold
             return await self.win(hold, timeout)
         try:

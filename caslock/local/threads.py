@@ -274,7 +274,7 @@ def _end_what_lingers() -> None:
     for attempt in tuple(linger.lingering):
         state, limit = linger.lingering.get(attempt), began + attempt.runtime.patience
         if state is not None and clock.now() < limit:  # else its lease ends it
-            run(state.give_up(attempt, limit))
+            run(linger.give_up(state, attempt, limit))
 
 
 atexit.register(_end_what_lingers)

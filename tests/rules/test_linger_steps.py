@@ -83,7 +83,7 @@ def test_what_does_not_linger(scene: Scene, what: str) -> None:
         scene.attempt.lease.ttl += 1
     else:
         scene.state._queue._others_until = scene.state.runtime.now() + 1
-    assert not scene.state.linger(scene.hold)
+    assert not linger.keep(scene.state, scene.hold)
     assert scene.attempt.state in {HELD, LEAVING}
     assert scene.attempt not in linger.lingering
 
@@ -91,7 +91,7 @@ def test_what_does_not_linger(scene: Scene, what: str) -> None:
 def test_who_has_looked_and_met_nobody_lets_it_linger(scene: Scene) -> None:
     """To have asked the store again is not to have met another process."""
     scene.attempt.contend()
-    assert scene.state.linger(scene.hold)
+    assert linger.keep(scene.state, scene.hold)
 
 
 def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
@@ -100,7 +100,7 @@ def test_it_is_resumed_before_its_time_is_over(scene: Scene) -> None:
     scene.store.passed += LINGER - 0.01
     assert scene.resumed()
     scene.store.passed += 0.01
-    assert not scene.state.resume(scene.state.begin(Hold))
+    assert not linger.resume(scene.state, scene.state.begin(Hold))
 
 
 def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
@@ -108,10 +108,10 @@ def test_it_is_not_resumed_while_somebody_waits(scene: Scene) -> None:
     scene.hold.release()
     other = Lock(scene.store, "k")._state.begin(Hold)
     scene.state._queue.waiting.append(other._attempt)
-    assert not scene.state.resume(scene.state.begin(Hold))
+    assert not linger.resume(scene.state, scene.state.begin(Hold))
     scene.state._queue.waiting.clear()
     scene.attempt.lease.lost = "as the test says"
-    assert not scene.state.resume(scene.state.begin(Hold))
+    assert not linger.resume(scene.state, scene.state.begin(Hold))
     assert scene.attempt.lease.reported
     scene.lock.force_release()
     held(scene.lock)
@@ -124,9 +124,9 @@ def test_one_of_two_threads_resumes_it(scene: Scene) -> None:
     scene.hold.release()
     first, second = (scene.state.begin(Hold) for _ in range(2))
     assert first._attempt is second._attempt is scene.attempt
-    assert scene.state.resume(first)
+    assert linger.resume(scene.state, first)
     with ThreadPoolExecutor(1) as threads:
-        assert not threads.submit(scene.state.resume, second).result()
+        assert not threads.submit(linger.resume, scene.state, second).result()
         assert not threads.submit(scene.state.re_enter, second).result()
     assert second._attempt is not scene.attempt
     assert scene.attempt.levels == [first]
@@ -157,7 +157,7 @@ def test_a_child_gives_up_nothing(scene: Scene) -> None:
     """The key is its parent's."""
     scene.hold.release()
     scene.state.generation -= 1
-    run(scene.state.give_up(scene.attempt))
+    run(linger.give_up(scene.state, scene.attempt))
     assert scene.store.requests == []
 
 
@@ -166,6 +166,6 @@ def test_what_cannot_be_given_up_is_left_to_the_background(scene: Scene, backgro
     """Nobody waits for that: the next one in this process may try."""
     scene.hold.release()
     setattr(scene.store, how, lambda _verb, _key: True)
-    run(scene.state.give_up(scene.attempt))
+    run(linger.give_up(scene.state, scene.attempt))
     assert (background.left, scene.state._held, scene.state._queue._inside) == (1, {}, [])
     assert scene.attempt not in linger.lingering

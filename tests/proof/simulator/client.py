@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, with_notes
+from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
@@ -128,15 +129,6 @@ class NamedLockState(LockState):
         except Cancelled:  # it goes on in another flow
             judge.released(self, over=False)
             raise
-        judge.released(self)
-
-    async def give_up(self, attempt: Attempt, limit: float = NEVER) -> None:
-        """Note when it begins and ends."""
-        judge, lingered = self.process.run.judge, attempt.state is State.LINGERING
-        judge.releasing(self)
-        await super().give_up(attempt, limit)
-        if lingered:
-            judge.gave_up(attempt)
         judge.released(self)
 
     @property
@@ -354,7 +346,7 @@ class Client:
         judge.leaves(self, holds)
         self.holding = self.holding[: -len(holds)]
         state = holds[0]._state
-        if len(holds) == 1 and state.settings.linger and state.linger(holds[0]):
+        if len(holds) == 1 and state.settings.linger and linger.keep(state, holds[0]):
             judge.lingers(self, holds[0])
             return
         loss: BaseException | None = None  # of several holds one may be lost, and another give no answer

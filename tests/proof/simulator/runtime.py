@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from caslock.local import linger
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from caslock.local.hold import Holding
     from caslock.store import AsyncStore, Entry
-    from tests.proof.simulator.client import Client
+    from tests.proof.simulator.client import Client, NamedLockState
     from tests.proof.simulator.plan import Plan
     from tests.proof.simulator.run import Run
 
@@ -195,7 +196,10 @@ class Runtime:
         attempts = (each for each in getattr(work, "args", ()) if isinstance(each, Attempt))
         lingers = next((each for each in attempts if each in linger.lingering), None)
         if lingers is not None:
-            caller = lingers.caller
+            work, caller = (
+                partial(self._give_up, cast("NamedLockState", linger.lingering[lingers]), lingers),
+                lingers.caller,
+            )
         client = self.run.current.client if caller is None else cast("Client", caller)
 
         async def go() -> None:
@@ -204,6 +208,15 @@ class Runtime:
 
         finishes = lingers is not None
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False, finishes=finishes))
+
+    async def _give_up(self, state: NamedLockState, attempt: Attempt) -> None:
+        """Note when it begins and ends."""
+        judge, lingered = self.run.judge, attempt.state is LINGERING
+        judge.releasing(state)
+        await linger.give_up(state, attempt)
+        if lingered:
+            judge.gave_up(attempt)
+        judge.released(state)
 
     def me(self) -> object:
         return self.run.current.client
