@@ -68,7 +68,6 @@ class Scene(Clock):
         monkeypatch.setattr(ThreadRuntime, "start", start)
         monkeypatch.setattr(ThreadRuntime, "watch", staticmethod(self.watched.append))
         monkeypatch.setattr(ThreadRuntime, "report_loss", staticmethod(self.lost.append))
-        monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, caller: caller == "ended")
         monkeypatch.setattr(
             ThreadRuntime, "in_background", lambda _runtime, _settle, seconds: self.later.append(seconds)
         )
@@ -292,42 +291,6 @@ def test_a_store_that_has_not_answered_is_asked_again_once_it_has(scene: Scene) 
     assert free(scene) == [False] * 3
     fifth.release()
     assert free(scene) == [True] * 3
-
-
-def test_a_store_whose_answer_never_comes_is_asked_again(scene: Scene) -> None:
-    """Its request was made in an event loop that has ended."""
-    lock = scene.lock()
-    scene.hung = list(scene.stores[:1])
-    present(lock.acquire()).release()
-    lane, _, _ = scene.asked[0]
-    lane._under_way = present(lane._under_way)._replace(caller="ended")
-    second = present(lock.acquire())
-    assert free(scene) == [False] * 3
-    second.release()
-    assert free(scene) == [True] * 3
-
-
-def test_a_store_is_asked_again_though_its_failure_could_not_be_logged(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A handler of the log may raise anything."""
-
-    def fail(_attempt: Attempt, _error: Exception) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("caslock.local.quorum.warn_of_missing_vote", fail)
-    lock = scene.lock()
-    scene.silent = {scene.stores[0]}
-    hold = present(lock.acquire())
-    scene.stores[0].refused = lambda _verb, _key: True
-    with pytest.raises(ZeroDivisionError):
-        scene.send()
-    scene.stores[0].refused = lambda _verb, _key: False
-    scene.silent = set()
-    hold.release()
-    again = present(lock.acquire())
-    assert free(scene) == [False] * 3
-    again.release()
 
 
 def test_a_store_that_has_not_released_is_asked_again_once_it_has(scene: Scene) -> None:
