@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, with_notes
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, note_release
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
@@ -371,7 +371,7 @@ class _Block(Generic[T]):
                 return
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
-            error.add_note(with_notes(trouble))
+            note_release(error, trouble)
         if ours_alone:
             lost = [attempt for attempt in self._attempts if attempt.lease.lost]
             keys, why = ", ".join(repr(attempt.key) for attempt in lost), "".join(each.lease.lost for each in lost[:1])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, with_notes
+from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, note_release
 from caslock.local import linger
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
@@ -120,7 +120,7 @@ class _Held(Held):
                     self.release()
             if error is None or not isinstance(trouble, Exception):
                 raise
-            error.add_note(with_notes(trouble))  # whatever a release raises, it never masks the error of the block
+            note_release(error, trouble)  # whatever a release raises, it never masks the error of the block
 
 
 class Hold(Holding, _Held):
@@ -300,7 +300,7 @@ class _Acquired(ABC, Generic[B]):
                     return
             if error is None or not isinstance(trouble, Exception):
                 raise
-            error.add_note(with_notes(trouble))
+            note_release(error, trouble)
 
     def _me(self) -> object:
         return self._state.runtime.me()

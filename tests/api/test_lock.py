@@ -218,6 +218,15 @@ def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> None:
     assert any("was lost" in note and lock.key in note for note in caught.value.__notes__)
 
 
+def test_a_loss_that_the_block_has_raised_is_told_once(memory: MemoryStore) -> None:
+    """The release raises the same one."""
+    lock = Lock(memory, fresh())
+    with pytest.raises(LockLost) as caught, lock as hold:
+        lock.force_release()
+        hold.ensure_held()
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_the_error_of_the_block_is_not_masked_by_a_store_that_is_down(memory: MemoryStore) -> None:
     """When the block fails and the release gets no answer, the block's own exception leaves, with a note of that."""
     store = Watched(memory)
