@@ -8,13 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError, note_release
+from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.tasks import calling_task, finish, task_runtime, this_task
-from caslock.local.with_blocks import WithBlocks
+from caslock.local.with_blocks import WithBlocks, add_release_error
 from caslock.store import AsyncStore, Store
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ class _Block(Generic[T]):
                 return
             if error is None or (ours_alone and isinstance(trouble, (LockLost, StoreError))):
                 raise
-            note_release(error, trouble)
+            add_release_error(error, trouble)
         if ours_alone:
             lost = [attempt for attempt in self._attempts if attempt.lease.lost]
             keys, why = ", ".join(repr(attempt.key) for attempt in lost), "".join(each.lease.lost for each in lost[:1])

@@ -14,13 +14,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast
 
-from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError, note_release
+from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError
 from caslock.local import linger
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
 from caslock.local.settings import Own, wait_time
 from caslock.local.threads import finish, mend, running_task, thread_runtime
+from caslock.local.with_blocks import add_release_error
 from caslock.local.workers import run
 from caslock.process.guards import on_failure
 from caslock.protocol.exchange import Sent, answered
@@ -120,7 +121,7 @@ class _Held(Held):
                     self.release()
             if error is None or not isinstance(trouble, Exception):
                 raise
-            note_release(error, trouble)  # whatever a release raises, it never masks the error of the block
+            add_release_error(error, trouble)  # whatever a release raises, it never masks the error of the block
 
 
 class Hold(Holding, _Held):
@@ -300,7 +301,7 @@ class _Acquired(ABC, Generic[B]):
                     return
             if error is None or not isinstance(trouble, Exception):
                 raise
-            note_release(error, trouble)
+            add_release_error(error, trouble)
 
     def _me(self) -> object:
         return self._state.runtime.me()

@@ -96,10 +96,3 @@ class StaleFence(CaslockError):  # noqa: N818 - named by the outcome
 def with_notes(error: BaseException) -> str:
     """Return the text of an error with its notes."""
     return " ".join([str(error) or repr(error), *getattr(error, "__notes__", ())])
-
-
-def note_release(error: BaseException, trouble: BaseException) -> None:
-    """Have the error of a block tell what its release has raised, unless both are the same loss."""
-    text = with_notes(trouble)
-    if not (isinstance(error, LockLost) and str(error) == text):
-        error.add_note(text)

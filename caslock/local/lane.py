@@ -1,10 +1,8 @@
-"""The requests of one QuorumLock object to one store, in their order: a store that hangs is asked by one of them."""
+"""The requests of one QuorumLock object to one store, one at a time: a store that hangs has one of them."""
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,60 +16,57 @@ class Job(NamedTuple):
     """What is to be done at one store."""
 
     part: weakref.ref[Attempt]
-    """Weakly, for what an interrupt leaves behind must not be renewed."""
+    """Weak: a queued job must not keep alive, and so renewed, what an interrupt has abandoned."""
     work: Callable[[Attempt], Awaitable[object]]
-    caller: object
-    """The thread or task that wants it; the event loop of a task does it."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody still refers to its part, and its event loop has not been closed."""
-        part = self.part()
-        return part is not None and not part.runtime.ended(self.caller)
 
 
 class Lane:
-    """What one QuorumLock object does at one store, one job after the other: it has one live attempt there."""
+    """What one QuorumLock object does at one store, in one event loop or in threads: one job at a time.
 
-    __slots__ = ("_guard", "_jobs", "_under_way")
+    `Attempt.others` takes all other hold ids of the same object for dead, so two attempts that ask at one time would
+    overwrite each other's leases.
+    """
+
+    __slots__ = ("_guard", "_is_served", "_jobs")
 
     def __init__(self) -> None:
         """Begin with nothing to do."""
         self._guard = RLock()
-        self._jobs = deque[Job]()
-        self._under_way: Job | None = None
+        self._jobs: list[Job] = []
+        self._is_served = False
 
     def do(self, part: Attempt, work: Callable[[Attempt], Awaitable[object]]) -> None:
         """Do `work` after what was asked for earlier, if something else still refers to `part` then."""
-        self._jobs.append(Job(weakref.ref(part), work, part.runtime.me()))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Start the next job, unless one is under way."""
         with self._guard:
-            while self._jobs and not self._jobs[0].is_wanted:
-                self._jobs.popleft()
-            if self._is_busy or not self._jobs:
+            # While a store hangs, each acquire leaves one behind.
+            self._jobs = [job for job in self._jobs if job.part() is not None]
+            self._jobs.append(Job(weakref.ref(part), work))
+            if self._is_served:
                 return
-            job = self._jobs[0]
-            part = job.part()
-        if part is not None:
-            part.runtime.start(partial(self._run, job), job.caller)
+        part.runtime.start(self._serve)
 
-    async def _run(self, job: Job) -> None:
+    async def _serve(self) -> None:
         with self._guard:
-            if not self._jobs or self._jobs[0] is not job:  # it was started twice, or replaced
+            if self._is_served:  # it was started twice
                 return
-            self._under_way = self._jobs.popleft()
-        part = job.part()
-        try:
-            if part is not None:
-                await job.work(part)
-        finally:
-            if self._under_way is job:
-                self._under_way = None
-            self._go_on()
+            self._is_served = True
+        while (job := self._next()) is not None:
+            part, work = job
+            try:
+                await work(part)
+            except Exception:  # as of a handler of the log
+                self._is_served = False
+                part.runtime.start(self._serve)
+                raise
+            del part, work, job
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._under_way is not None and self._under_way.is_wanted
+    def _next(self) -> tuple[Attempt, Callable[[Attempt], Awaitable[object]]] | None:
+        """Return the next job, with its part; None: there is none."""
+        with self._guard:
+            while self._jobs:
+                job = self._jobs.pop(0)
+                part = job.part()
+                if part is not None:
+                    return part, job.work
+            self._is_served = False
+            return None

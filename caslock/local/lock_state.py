@@ -158,7 +158,7 @@ class LockState:
             elif attempt.caller is me or attempt.caller is caller:
                 if attempt.state is HELD:
                     return attempt
-            elif self.runtime.ended(attempt.caller):
+            elif self.runtime.ended(attempt):
                 attempt.lose("its event loop has ended")
                 self._forget(attempt)
         return lingers

@@ -239,7 +239,7 @@ class LocalQueue:
         """Whether an attempt needs no place any more, inside or in the line."""
         if attempt.state in HAD and (now >= attempt.lease.deadline or attempt.lease.lost):
             return True
-        return attempt.runtime.ended(attempt.caller)
+        return attempt.runtime.ended(attempt)
 
     def _run_is_over(self, attempt: Attempt, now: float) -> bool:
         """Whether this process has had the key for long enough as the tenure of `attempt` began."""

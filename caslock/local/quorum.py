@@ -10,22 +10,21 @@ import random
 import weakref
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
-from caslock.errors import CaslockError, NotAcquired, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.errors import CaslockError, OutcomeUnknown, StoreError, StoreUnavailable
+from caslock.local import vote
 from caslock.local.lane import Lane
 from caslock.local.lock_state import LockState
-from caslock.local.reports import warn_of_missing_vote
-from caslock.protocol import acquire, release, renew, withdraw
+from caslock.protocol import renew
 from caslock.protocol.attempt import Attempt
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import HELD, LEAVING, OVER, UNSETTLED, WITHDRAWING
 from caslock.protocol.quorum import Ballot, QuorumLease
-from caslock.protocol.writes import FREE_TTL
 from caslock.store import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from caslock.local.hold import Holding
     from caslock.local.shared import Shared
@@ -66,10 +65,18 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
     return _places.get(shared) or _places.setdefault(shared, Place([node.store.traits for node in nodes]))
 
 
+class Side(NamedTuple):
+    """What one event loop, or all threads together, have of a lock: a loop that stops keeps nothing from the others."""
+
+    name: str
+    """The beginning of the hold ids at the stores: to each side, the leases of the others are not its own."""
+    lanes: dict[Runtime, Lane]
+
+
 class QuorumState(LockState):
     """The state of one QuorumLock object.  Its attempt and lease are those of the lock; each store has its own."""
 
-    __slots__ = ("__weakref__", "_events", "_lanes", "_nodes")
+    __slots__ = ("__weakref__", "_events", "_nodes", "_sides")
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
@@ -77,8 +84,17 @@ class QuorumState(LockState):
 
     def _begin(self) -> None:
         self._events: list[Event] = []  # of those who wait for answers
-        self._lanes = {node: Lane() for node in self._nodes}
+        self._sides = weakref.WeakKeyDictionary[object, Side]()  # by `Runtime.place`
         super()._begin()
+
+    @property
+    def _side(self) -> Side:
+        place = self.runtime.place()
+        side = self._sides.get(place)
+        if side is None:
+            new = Side(f"{self._nonce}.{next(self._numbers)}", {node: Lane() for node in self._nodes})
+            side = self._sides.setdefault(place, new)
+        return side
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)
@@ -129,13 +145,13 @@ class QuorumState(LockState):
 
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
-        now = self.runtime.now
-        hold_id = f"{self._nonce}.{next(self._numbers)}"
+        now, side = self.runtime.now, self._side
+        hold_id = f"{side.name}.{next(self._numbers)}"
         parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
         for part in parts:
-            self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)))
+            side.lanes[part.runtime].do(part, partial(vote.ask, weakref.ref(ballot)))
         if not await self._until(lambda: ballot.is_decided(now()), patience):
             ballot.give_up_unasked()
             if not await self._until(lambda: ballot.is_decided(now()), patience + 2 * self.runtime.patience):
@@ -148,23 +164,6 @@ class QuorumState(LockState):
         await self._give_back(ballot)
         self._judge(attempt, ballot)
         return ballot
-
-    @staticmethod
-    async def _ask_store(voting: weakref.ref[Ballot], part: Attempt) -> None:
-        """Ask one store, unless the acquire was abandoned.  While it hangs, nothing here keeps the lock alive."""
-        ballot = voting()
-        if ballot is None or not ballot.begin(part):
-            return
-        del ballot
-        failure = await _failure_of(_take(voting, part))
-        if failure is None:
-            return
-        failure = await _failure_of(withdraw.give_up(part.runtime, part, failure)) or failure
-        ballot = voting()
-        if ballot is not None:
-            ballot.end(part, failure)  # raised by `_judge`
-        if isinstance(failure, StoreError):
-            warn_of_missing_vote(part, failure)
 
     def _judge(self, attempt: Attempt, ballot: Ballot) -> None:
         """Raise an error if too few stores can serve us; else note who holds the key."""
@@ -219,18 +218,10 @@ class QuorumState(LockState):
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
         for part in ballot.close():
-            self._lanes[part.runtime].do(part, partial(self._leave_store, ballot))
+            self._side.lanes[part.runtime].do(part, partial(vote.leave, ballot))
         now, traits = self.runtime.now(), self.runtime.store.traits
         if not await self._until(lambda: ballot.is_idle, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
-
-    @staticmethod
-    async def _leave_store(ballot: Ballot, part: Attempt) -> None:
-        """Release one lease; if there is no answer, go on in the background."""
-        failure = await _failure_of(release.release(part.runtime, part))
-        if part.state is not OVER:
-            part.runtime.in_background(partial(release.release_quietly, part.runtime, part), FREE_TTL)
-        ballot.end(part, failure)
 
     async def _withdraw(self, attempt: Attempt, error: BaseException) -> None:
         """Leave nothing of a failed or interrupted acquire behind."""
@@ -296,11 +287,12 @@ class QuorumState(LockState):
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
-        hold_id = f"{self._nonce}.{next(self._numbers)}"
+        side = self._side
+        hold_id = f"{side.name}.{next(self._numbers)}"
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
-                self._lanes[part.runtime].do(part, partial(self._ask_store, weakref.ref(ballot)))
+                side.lanes[part.runtime].do(part, partial(vote.ask, weakref.ref(ballot)))
 
     async def hand_over(self, hold: Holding) -> str:
         """Refuse: no ticket could be taken at all the stores at once."""
@@ -315,9 +307,10 @@ class QuorumState(LockState):
         ballot, before = cast("Ballot", lease.ballot), lease.ttl
         lease.ttl = before if ttl is None else ttl  # also of what is asked for meanwhile
         held = ballot.held
-        answers: dict[Attempt, BaseException | None] = {}
-        for part in held:
-            part.runtime.start(partial(self._extend, ballot, part, ttl, answers))
+        answers: dict[int, BaseException | None] = {}  # by place in `held`
+        for number, part in enumerate(held):
+            answer = partial(answers.__setitem__, number)
+            part.runtime.start(partial(vote.extend, weakref.ref(ballot), part, ttl, answer))
 
         def extended() -> int:
             return list(answers.values()).count(None)
@@ -331,7 +324,8 @@ class QuorumState(LockState):
         if extended() < ballot.needed:
             lease.ttl = before
             renew.check(attempt, self.runtime.now())
-            said = {part: answers.get(part, StoreUnavailable("no answer in time")) for part in held}
+            silent = StoreUnavailable("no answer in time")
+            said = {part: answers.get(number, silent) for number, part in enumerate(held)}
             failed = {part: error for part, error in said.items() if error is not None}
             for error in failed.values():
                 if not isinstance(error, (CaslockError, ValueError)):
@@ -339,42 +333,13 @@ class QuorumState(LockState):
             raise self._too_few(f"could not extend lock {self.key!r}", failed, "The hold lasts no longer than before")
         self._fill(attempt)
 
-    @staticmethod
-    async def _extend(
-        ballot: Ballot, part: Attempt, ttl: float | None, answers: dict[Attempt, BaseException | None]
-    ) -> None:
-        """Replace one lease."""
-        answers[part] = await _failure_of(renew.renew(part.runtime, part, ttl))
-        ballot.tell()
-
 
 def _weakly(method: Callable[[Attempt], None], attempt: Attempt) -> Callable[[], None]:
     """Return what calls a method with `attempt` if both are still there: a lease must not keep its lock alive."""
-    known_method, known = weakref.WeakMethod(method), weakref.ref(attempt)
+    known_method, known_attempt = weakref.WeakMethod(method), weakref.ref(attempt)
 
     def call() -> None:
-        method, attempt = known_method(), known()
-        if method is not None and attempt is not None:
+        if (method := known_method()) and (attempt := known_attempt()):
             method(attempt)
 
     return call
-
-
-async def _take(voting: weakref.ref[Ballot], part: Attempt) -> None:
-    if not await acquire.acquire(part.runtime, part, 0.0):
-        raise NotAcquired("held by another")
-    ballot = voting()
-    if ballot is None or not ballot.join(part, part.runtime.now()):
-        raise NotAcquired("too late")
-    part.runtime.watch(part)
-
-
-async def _failure_of(work: Awaitable[object]) -> BaseException | None:
-    """Await `work`, and return what it raises, an interrupt or a cancellation included; None: nothing."""
-    try:
-        await work
-    except GeneratorExit:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the caller decides
-        return error
-    return None

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from caslock.local.hold import Holding
-    from caslock.local.task_renewer import LoopRenewer
     from caslock.protocol.attempt import Attempt
     from caslock.store import (
         AsyncBatchingStore,
@@ -161,34 +160,30 @@ class TaskRuntime:
         """Run it in the one task of the running loop that does so for this store."""
         renewer_of(asyncio.get_running_loop()).clean_up(self, CleanUp(act, self.now() + seconds))
 
-    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
-        """Run what `work` returns in a task of the event loop of `caller`; None: of the running one."""
-        _in_loop_of(caller, lambda renewer: renewer.start(work(), lambda: None))
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns in a task of the running loop."""
+        renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
 
-    def ended(self, caller: object) -> bool:
-        """Whether the event loop of a task was closed: nothing renews what it holds any more."""
-        get_loop = getattr(caller, "get_loop", None)  # of a task, of whatever class
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
+        get_loop = getattr(attempt.caller, "get_loop", None)  # of a task, of whatever class
         return get_loop is not None and get_loop().is_closed()
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, in the event loop in which it was acquired."""
-        _in_loop_of(attempt.caller, lambda renewer: renewer.watch(attempt))
+        running = asyncio.get_running_loop()
+        loop = attempt.caller.get_loop() if isinstance(attempt.caller, asyncio.Task) else running
+        if loop is running:
+            renewer_of(loop).watch(attempt)
+        else:  # it is extended in another one
+            with contextlib.suppress(RuntimeError):  # its own is closed
+                loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
 
+    place: staticmethod[[], object] = staticmethod(asyncio.get_running_loop)
     me: staticmethod[[], object] = staticmethod(this_task)
     report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
     mutex = TaskMutex
     event = TaskEvent
-
-
-def _in_loop_of(caller: object, act: Callable[[LoopRenewer], object]) -> None:
-    """Have the renewer of the event loop of a task do something; nothing is done if that loop was closed."""
-    running = asyncio.get_running_loop()
-    loop = caller.get_loop() if isinstance(caller, asyncio.Task) else running
-    if loop is running:
-        act(renewer_of(loop))
-    else:
-        with contextlib.suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(lambda: act(renewer_of(loop)))
 
 
 def task_runtime(store: object) -> TaskRuntime:

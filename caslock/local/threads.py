@@ -148,18 +148,21 @@ class ThreadRuntime:
             cleaner = self.shared.part("clean-ups", partial(Workers, "caslock-clean-up", 1))
             cleaner.do(lambda: run(run_clean_ups(self, clean_ups)), here=False)
 
-    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run what `work` returns in one of the threads of the store."""
-        del caller
         self.shared.part("beside", partial(Workers, "caslock-beside", MOST_BESIDE)).do(lambda: run(work()))
+
+    def place(self) -> object:
+        """Return this object: its threads serve all others."""
+        return self
 
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""
         return _thread.me
 
-    def ended(self, caller: object) -> bool:
+    def ended(self, attempt: Attempt) -> bool:
         """Always False: the thread that renews outlives the others."""
-        del caller
+        del attempt
         return False
 
     report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from caslock.errors import NotHeld
+from caslock.errors import LockLost, NotHeld, with_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,3 +30,10 @@ class WithBlocks(dict[T, object]):
         this = me()
         mine = [held for held, by in blocks if by is this] or [held for held, _ in blocks]
         return mine[-1]
+
+
+def add_release_error(error: BaseException, trouble: BaseException) -> None:
+    """Add what a release has raised to the error of its block, as a note, unless both are the same loss."""
+    text = with_notes(trouble)
+    if not (isinstance(error, LockLost) and (str(error), error.location) == (text, getattr(trouble, "location", None))):
+        error.add_note(text)

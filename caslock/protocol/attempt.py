@@ -202,7 +202,7 @@ class Attempt:
     @property
     def siblings(self) -> str:
         """The prefix of the hold ids of the same Lock object."""
-        return self.hold_id[: self.hold_id.index(".") + 1]
+        return self.hold_id[: self.hold_id.rindex(".") + 1]
 
     def first(self, now: float, expected: int = ABSENT) -> Write:
         """Note and return the put that begins a tenure over nothing: `next_record` and `note_write`, in half the time.

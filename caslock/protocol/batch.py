@@ -81,6 +81,6 @@ async def _end(runtime: Runtime, attempts: Sequence[Attempt]) -> None:
     for attempt in attempts:  # all, before the first wait: each wait is then for a renewal that has begun before
         attempt.begin_release()
     for attempt in attempts:
-        if not runtime.ended(attempt.caller):
+        if not runtime.ended(attempt):
             async with attempt.mutex:
                 pass

@@ -39,7 +39,7 @@ async def release(
     limit = min(limit, last_start_of_three(runtime, sent.at if sent else runtime.now()))
     mutex, lease = attempt.mutex, attempt.lease
     # First settle any renewal under way.  What has the mutex in a closed event loop never goes on: it is ours then.
-    if not mutex.acquire(blocking=False) and not runtime.ended(attempt.caller):
+    if not mutex.acquire(blocking=False) and not runtime.ended(attempt):
         await mutex.__aenter__()
     outgoing: HandOver | None = None
     observed: Observed | None = None

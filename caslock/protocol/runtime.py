@@ -89,8 +89,11 @@ class Runtime(Protocol):
     def in_background(self, act: Callable[[float], Coroutine[object, object, object]], seconds: float) -> None:
         """Run a clean-up in the background until the store has answered it, for at most `seconds`: see `CleanUp`."""
 
-    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
-        """Run what `work` returns now, beside us: in the event loop of the task `caller`, None: in the running one."""
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run what `work` returns now, beside the caller."""
+
+    def place(self) -> object:
+        """Return what does the work that it starts: the event loop that runs, or something for all threads."""
 
     def me(self) -> object:
         """Identity of the thread or task that runs."""
@@ -101,8 +104,8 @@ class Runtime(Protocol):
     def event(self) -> Event:
         """Make an event for an attempt that waits in a local queue."""
 
-    def ended(self, caller: object) -> bool:
-        """Whether what runs a thread or task, and renews what it holds, has ended (an event loop that was closed)."""
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether what ran and renewed the attempt has ended (an event loop that was closed)."""
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end, until the attempt is `ending`."""

@@ -1,8 +1,7 @@
-"""What a QuorumLock does at one store: one job after the other, each in the event loop of who wants it."""
+"""What a QuorumLock does at one store: one job at a time."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -13,35 +12,24 @@ from caslock.protocol.attempt import Attempt
 from tests.support.scripted import Scripted, an_attempt
 
 
-class Loops(Scripted):
-    """The event loops that jobs are started in: a test runs what was started, when it likes."""
+class Scene(Scripted):
+    """A lane: the test runs what was started, when it likes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.here = "one"
-        self.closed: set[object] = set()
-        self.started: list[tuple[object, Callable[[], Coroutine[object, object, None]]]] = []
+        self.started: list[Callable[[], Coroutine[object, object, None]]] = []
         self.lane = Lane()
         self.parts = [an_attempt(self) for _ in range(4)]
-        self.did: list[tuple[int, object]] = []
-        self.runs: object = None
+        self.did: list[int] = []
 
-    def me(self) -> object:
-        return self.here
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        self.started.append(work)
 
-    def ended(self, caller: object) -> bool:
-        return caller in self.closed
-
-    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
-        self.started.append((caller, work))
-
-    def wants(self, number: int, *, where: str = "one") -> None:
-        self.here = where
+    def wants(self, number: int) -> None:
         self.lane.do(self.parts[number], self._work)
 
     async def _work(self, part: Attempt) -> None:
-        assert self.runs is not None
-        self.did.append((self.parts.index(part), self.runs))
+        self.did.append(self.parts.index(part))
         self.meanwhile()
 
     def meanwhile(self) -> None:
@@ -49,69 +37,65 @@ class Loops(Scripted):
 
     def go_on(self) -> None:
         while self.started:
-            self.runs, work = self.started.pop(0)
-            run(work())
+            run(self.started.pop(0)())
 
 
 @pytest.fixture
-def loops() -> Loops:
-    """Return two event loops."""
-    return Loops()
+def scene() -> Scene:
+    """Return a lane with four attempts."""
+    return Scene()
 
 
-def test_each_job_is_done_once_in_its_own_loop(loops: Loops) -> None:
-    """However often it was started, and in the order in which they came."""
-    loops.wants(0)
-    loops.wants(1, where="two")
-    loops.wants(2)
-    assert [caller for caller, _ in loops.started] == ["one"] * 3  # the first is not under way yet
-    loops.go_on()
-    assert loops.did == [(0, "one"), (1, "two"), (2, "one")]
+def test_each_job_is_done_once_and_in_order(scene: Scene) -> None:
+    """However often the lane was started before the first one began."""
+    for number in (0, 1, 2):
+        scene.wants(number)
+    assert len(scene.started) == 3
+    scene.go_on()
+    assert scene.did == [0, 1, 2]
+    scene.wants(3)
+    scene.go_on()
+    assert scene.did == [0, 1, 2, 3]
 
 
-def test_nothing_is_done_beside_what_is_under_way(loops: Loops) -> None:
-    """Unless its loop was closed, or nobody refers to its part any more: then its end starts nothing."""
+def test_nothing_is_done_beside_what_is_under_way(scene: Scene) -> None:
+    """Who serves the lane does it afterwards, even if it was started once more."""
+    scene.wants(0)
+    (again,) = scene.started
 
     def others_come() -> None:
-        started = len(loops.started)
-        loops.wants(1)
-        assert len(loops.started) == started
-        del loops.meanwhile
-        loops.closed.add("two")
-        loops.wants(2)
-        loops.go_on()
-        assert loops.did == [(0, "two"), (1, "one"), (2, "one")]
+        del scene.meanwhile
+        scene.wants(1)
+        assert scene.started == []
+        run(again())
+        assert scene.did == [0]
 
-    loops.wants(0, where="two")
-    loops.meanwhile = others_come  # type: ignore[method-assign]
-    loops.go_on()
-    assert len(loops.did) == 3
+    scene.meanwhile = others_come  # type: ignore[method-assign]
+    scene.go_on()
+    assert scene.did == [0, 1]
 
 
-def test_what_nobody_waits_for_keeps_no_other(loops: Loops) -> None:
-    """A part that is gone, and a loop that was closed, are passed over."""
-    loops.wants(0)
-    loops.wants(1, where="two")
-    loops.wants(2)
-    loops.wants(3)
-    loops.closed.add("two")
-    loops.parts[2] = loops.parts[3]
-    gc.collect()
-    loops.go_on()
-    assert loops.did == [(0, "one"), (2, "one")]  # the third is the fourth now
+def test_what_nobody_refers_to_is_passed_over(scene: Scene) -> None:
+    """It keeps no other from its turn."""
+    for number in (0, 1, 2):
+        scene.wants(number)
+    for gone in (0, 1):
+        scene.parts[gone] = scene.parts[3]
+    scene.go_on()
+    assert scene.did == [2]
 
 
-def test_after_an_error_the_next_is_done(loops: Loops) -> None:
+def test_after_an_error_the_next_is_done(scene: Scene) -> None:
     """As of a handler of the log, which may raise anything."""
 
     def fail() -> None:
-        del loops.meanwhile
+        del scene.meanwhile
         raise ZeroDivisionError
 
-    loops.wants(0)
-    loops.wants(1)
-    loops.meanwhile = fail  # type: ignore[method-assign]
+    scene.wants(0)
+    scene.wants(1)
+    scene.meanwhile = fail  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
-        loops.go_on()
-    loops.go_on()
-    assert loops.did == [(0, "one"), (1, "one")]
+        scene.go_on()
+    scene.go_on()
+    assert scene.did == [0, 1]

@@ -55,15 +55,15 @@ class Line:
     def event(self) -> Bell:
         return Awaited()
 
-    def ended(self, caller: object) -> bool:
+    def ended(self, attempt: Attempt) -> bool:
         assert self.queue._guard._is_owned()  # type: ignore[attr-defined] # whoever looks at the attempts is alone
-        return any(attempt.caller is caller for attempt in self.gone)
+        return attempt in self.gone
 
     def comes(self, name: str, owner: str = "", *, ttl: float = TTL) -> Attempt:
         """Begin an attempt of the Lock object with that name; `owner`: one that several of these share."""
         terms = Terms(cast("Runtime", self), "key", owner or name, LockSettings(ttl, owner or None))
         first = FirstRecord(STAMP, opening(owner, ttl, STAMP))
-        attempt = Attempt(terms, f"{name}.{len(self.known)}", lambda: first, Mutex(), caller=object())
+        attempt = Attempt(terms, f"{name}.{len(self.known)}", lambda: first, Mutex(), caller=None)
         self.known.append(attempt)
         return attempt
 

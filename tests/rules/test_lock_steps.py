@@ -319,7 +319,7 @@ def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(
     hold = held(lock)
     state, attempt = lock._state, hold._attempt
     attempt.caller = object()
-    monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, caller: caller is attempt.caller)
+    monkeypatch.setattr(ThreadRuntime, "ended", lambda _runtime, which: which is attempt)
     assert state.begin(Hold)._attempt is not attempt
     assert attempt.lease.lost == "its event loop has ended"
     assert (state._held, state._queue._inside) == ({}, [])

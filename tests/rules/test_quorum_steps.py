@@ -58,9 +58,7 @@ class Scene(Clock):
             in_test = threading.current_thread() is test  # and no clean-up that an earlier test has left
             return self._sleep(seconds) if in_test else really(runtime, seconds)
 
-        def start(
-            runtime: ThreadRuntime, work: Callable[[], Coroutine[object, object, None]], _caller: object = None
-        ) -> None:
+        def start(runtime: ThreadRuntime, work: Callable[[], Coroutine[object, object, None]]) -> None:
             self._start(runtime, work)
 
         monkeypatch.setattr(ThreadRuntime, "sleep", sleep)
@@ -84,21 +82,20 @@ class Scene(Clock):
         """Have the store that has hung longest answer that somebody else has the key."""
         lane, ballot, part = self.asked.pop(0)
         ballot.end(part, NotAcquired())
-        lane._under_way = None
-        lane._go_on()
+        lane._is_served = False
+        run(lane._serve())
 
     def _start(self, runtime: Runtime, work: Callable[[], Coroutine[object, object, None]]) -> None:
         if runtime.home in self.silent:
             self.unsent.append(work)
         elif any(runtime.home is store for store in self.hung):
             self.hung.remove(cast("Member", runtime.home))
-            runs = cast("partial[Coroutine[object, object, None]]", work)
-            lane, (job,) = cast("Lane", cast("MethodType", runs.func).__self__), runs.args
-            assert lane._jobs.popleft() is job
-            lane._under_way = job
-            part, (voting,) = present(job.part()), cast("partial[object]", job.work).args
-            assert voting().begin(part)
-            self.asked.append((lane, voting(), part))
+            lane = cast("Lane", cast("MethodType", work).__self__)
+            lane._is_served = True
+            part, asks = present(lane._next())
+            (ballot_ref,) = cast("partial[object]", asks).args
+            assert ballot_ref().begin(part)
+            self.asked.append((lane, ballot_ref(), part))
         else:
             run(work())
 

@@ -306,16 +306,16 @@ def test_a_thread_waits_for_what_is_finished_in_another(monkeypatch: pytest.Monk
 def test_an_attempt_ends_with_its_loop() -> None:
     """One of a task: the loop of any other has nothing to do with it."""
     runtime = TaskRuntime(Shared(AsyncMemoryStore()))
-    callers: list[object] = []
+    attempt = an_attempt(Scripted())
 
     async def main() -> None:
-        assert not runtime.ended(None)
-        callers.append(asyncio.current_task())
-        assert not runtime.ended(*callers)
+        assert not runtime.ended(attempt)
+        attempt.caller = asyncio.current_task()
+        assert not runtime.ended(attempt)
 
     asyncio.run(main())
-    assert runtime.ended(*callers)
-    assert not ThreadRuntime(Shared(MemoryStore())).ended(*callers)
+    assert runtime.ended(attempt)
+    assert not ThreadRuntime(Shared(MemoryStore())).ended(attempt)
 
 
 def test_a_lease_is_watched_in_the_loop_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:

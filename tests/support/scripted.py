@@ -108,8 +108,8 @@ class Scripted:
         del settle
         self.background.append(seconds)
 
-    def ended(self, caller: object) -> bool:
-        del caller
+    def ended(self, attempt: Attempt) -> bool:
+        del attempt
         return self.gone
 
     def _answer(self, verb: str) -> Entry | None:

@@ -111,7 +111,7 @@ def forgotten(run: Run) -> Attempt | None:
             event = attempt.turn.event
             if (
                 isinstance(event, Event)
-                and not attempt.runtime.ended(attempt.caller)
+                and not attempt.runtime.ended(attempt)
                 and state.process.alive
                 and not event.flag
             ):

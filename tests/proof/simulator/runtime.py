@@ -191,22 +191,17 @@ class Runtime:
 
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False))
 
-    def start(self, work: Callable[[], Coroutine[object, object, None]], caller: object = None) -> None:
+    def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run it as a flow of its own: what lingers is given up by the client that has let it linger."""
-        attempts = (each for each in getattr(work, "args", ()) if isinstance(each, Attempt))
-        lingers = next((each for each in attempts if each in linger.lingering), None)
-        if lingers is not None:
-            work, caller = (
-                partial(self._give_up, cast("NamedLockState", linger.lingering[lingers]), lingers),
-                lingers.caller,
-            )
-        client = self.run.current.client if caller is None else cast("Client", caller)
+        client, finishes = self.run.current.client, False
+        if isinstance(work, partial) and work.func is linger.give_up:
+            state, attempt = work.args
+            work, client, finishes = partial(self._give_up, state, attempt), attempt.caller, True
 
         async def go() -> None:
             await Wait(self.now())
             await work()
 
-        finishes = lingers is not None
         self.run.start(Flow(client.next_name(), client, go(), Wait(), interruptible=False, finishes=finishes))
 
     async def _give_up(self, state: NamedLockState, attempt: Attempt) -> None:
@@ -217,6 +212,10 @@ class Runtime:
         if lingered:
             judge.gave_up(attempt)
         judge.released(state)
+
+    def place(self) -> object:
+        """Each task has an event loop of its own here, which can be closed."""
+        return self if self.threads else self.run.current.client
 
     def me(self) -> object:
         return self.run.current.client
@@ -229,9 +228,9 @@ class Runtime:
         """Make an event for an attempt that waits in a local queue."""
         return Event(self)
 
-    def ended(self, caller: object) -> bool:
-        """Whether the event loop of a client was closed."""
-        return not cast("Client", caller).alive
+    def ended(self, attempt: Attempt) -> bool:
+        """Whether the event loop of an attempt's client was closed."""
+        return not cast("Client", attempt.caller).alive
 
     def watch(self, attempt: Attempt) -> None:
         """Renew the lease when it is due, and report its end."""

@@ -226,9 +226,12 @@ class Process:
         """Nothing is left for later by a server that always answers."""
         raise AssertionError(settle, seconds)
 
-    def start(self, work: Callable[[], object], caller: object = None) -> None:
+    def place(self) -> object:
+        return self
+
+    def start(self, work: Callable[[], object]) -> None:
         """Nothing runs beside an acquire or a release of one key."""
-        raise AssertionError(work, caller)
+        raise AssertionError(work)
 
     async def put_when_absent(self, key: str, value: bytes, ttl: float, timeout: float) -> Entry | None:
         del key
@@ -254,8 +257,8 @@ class Process:
     def event(self) -> Event:
         return Event(self._timeline)
 
-    def ended(self, caller: object) -> bool:
-        del caller
+    def ended(self, attempt: Attempt) -> bool:
+        del attempt
         return False
 
     def watch(self, attempt: Attempt) -> None:
