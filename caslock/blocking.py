@@ -345,10 +345,12 @@ class _OneKey(_Acquired[K]):
         try:
             entry = runtime.direct.put_if_version(state.key, put.value, ABSENT, state.settings.ttl)
         except (StoreError, ValueError) as error:
-            return run(state.win(hold, timeout, first=Sent(put, error)))
-        if state.end_put(hold, put, entry):
-            return hold
-        return run(state.win(hold, timeout, first=Sent(put, answered(hold._attempt, put, entry))))
+            first = Sent(put, error)
+        else:
+            if state.end_put(hold, put, entry):
+                return hold
+            first = Sent(put, answered(hold._attempt, put, entry))
+        return run(state.win(hold, timeout, first=first))  # not above: each later error would tell of the first one
 
 
 class Lock(SingleLock[Store, Hold], _OneKey[Hold]):

@@ -50,5 +50,6 @@ def command(key: str, url: str | None, *, yes: bool, as_json: bool) -> int:
     if as_json:
         print_json(fields(key, taken))
     else:
-        click.echo(f"nobody holds {key!r}" if taken is None else printable(f"{key!r} was taken from {taken}"))
+        nobody = f"nobody holds {key!r} at {store.traits.location}"
+        click.echo(nobody if taken is None else printable(f"{key!r} was taken from {taken}"))
     return FREE if taken is None else 0

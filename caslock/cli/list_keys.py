@@ -30,4 +30,5 @@ def command(prefix: str, url: str | None, *, as_json: bool) -> None:
     elif held:
         click.echo("\n".join(table([[name.upper() for name in COLUMNS], *(row(*each) for each in held)])))
     else:
-        click.echo(f"no key that begins with {prefix!r} is held" if prefix else "no key is held", err=True)
+        which = f"no key that begins with {prefix!r}" if prefix else "no key"
+        click.echo(f"{which} is held at {store.traits.location}", err=True)

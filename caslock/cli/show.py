@@ -38,7 +38,7 @@ def command(key: str, url: str | None, *, as_json: bool) -> int:
     if as_json:
         print_json(fields(key, holder))
     elif holder is None:
-        click.echo(f"nobody holds {key!r}")
+        click.echo(f"nobody holds {key!r} at {store.traits.location}")
     else:
         told = [[("key", key), *_told(each)] for each in holder.each]
         click.echo("\n\n".join("\n".join(f"{name:8} {printable(what)}" for name, what in each) for each in told))

@@ -187,10 +187,12 @@ class LockState:
         try:
             entry = await self.runtime.store.put_if_version(self.key, put.value, ABSENT, self.settings.ttl)
         except (StoreError, ValueError) as error:
-            return await self.win(hold, timeout, first=Sent(put, error))
-        if self.end_put(hold, put, entry):
-            return hold
-        return await self.win(hold, timeout, first=Sent(put, answered(hold._attempt, put, entry)))
+            first = Sent(put, error)
+        else:
+            if self.end_put(hold, put, entry):
+                return hold
+            first = Sent(put, answered(hold._attempt, put, entry))
+        return await self.win(hold, timeout, first=first)
 
     # One request, with as few function calls as can be: `caslock.blocking` sends it between the same two steps.
 

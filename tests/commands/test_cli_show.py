@@ -24,7 +24,7 @@ from tests.support.servers import Server
 
 def test_show_says_who_holds_a_key(url: str, store: ClosableStore) -> None:
     """Owner, process, note and fence, also as JSON; and status 1 when nobody does."""
-    assert caslock("show", "key", store=url) == (1, "nobody holds 'key'\n", "")
+    assert caslock("show", "key", store=url) == (1, f"nobody holds 'key' at {url}\n", "")
     code, output, _ = caslock("show", "key", "--json", store=url)
     assert (code, json.loads(output)) == (1, {"key": "key", "held": False, "kept": False, "handed_over": False})
     with Lock(store, "key", owner="me", note="why", ttl=60) as hold:
@@ -80,8 +80,8 @@ def test_who_shares_a_key_is_told_one_by_one(url: str, store: ClosableStore) -> 
 @pytest.mark.long
 def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:
     """Free keys are left out; the JSON is what `show` has of each."""
-    assert caslock("list", store=url) == (0, "", "no key is held\n")
-    assert caslock("list", "zzz", store=url) == (0, "", "no key that begins with 'zzz' is held\n")
+    assert caslock("list", store=url) == (0, "", f"no key is held at {url}\n")
+    assert caslock("list", "zzz", store=url) == (0, "", f"no key that begins with 'zzz' is held at {url}\n")
     assert caslock("list", "--json", store=url) == (0, "[]\n", "")
     assert Lock(store, "room:2").acquire()
     Lock(store, "room:2").force_release()
@@ -136,7 +136,7 @@ def test_a_note_cannot_change_the_terminal(url: str, store: ClosableStore) -> No
 
 def test_break_takes_a_key_away(url: str, store: ClosableStore) -> None:
     """With --yes it does not ask; the holder learns of it; and status 1 when nobody holds the key."""
-    assert caslock("break", "key", store=url) == (1, "nobody holds 'key'\n", "")
+    assert caslock("break", "key", store=url) == (1, f"nobody holds 'key' at {url}\n", "")
     lock = Lock(store, "key", owner="me")
     hold = lock.acquire()
     assert hold
