@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import weakref
 from functools import partial
+from itertools import count
 from threading import RLock
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
@@ -24,7 +25,7 @@ from caslock.protocol.quorum import Ballot, QuorumLease
 from caslock.store import Traits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from caslock.local.hold import Holding
     from caslock.local.shared import Shared
@@ -68,15 +69,19 @@ def place_of(nodes: Sequence[Runtime]) -> Place:
 class Side(NamedTuple):
     """What one event loop, or all threads together, have of a lock: a loop that stops keeps nothing from the others."""
 
-    name: str
-    """The beginning of the hold ids at the stores: to each side, the leases of the others are not its own."""
+    number: int
+    """A part of the hold ids at the stores: to each side, the leases of the others are not its own."""
     lanes: dict[Runtime, Lane]
+
+
+def _new_side(numbers: Iterator[int], nodes: Iterable[Runtime]) -> Side:
+    return Side(next(numbers), {node: Lane() for node in nodes})
 
 
 class QuorumState(LockState):
     """The state of one QuorumLock object.  Its attempt and lease are those of the lock; each store has its own."""
 
-    __slots__ = ("__weakref__", "_events", "_nodes", "_sides")
+    __slots__ = ("__weakref__", "_events", "_nodes", "_side")
 
     def __init__(self, runtime: Runtime, key: str, settings: LockSettings, nodes: Sequence[Runtime]) -> None:
         super().__init__(runtime, key, settings)
@@ -84,17 +89,8 @@ class QuorumState(LockState):
 
     def _begin(self) -> None:
         self._events: list[Event] = []  # of those who wait for answers
-        self._sides = weakref.WeakKeyDictionary[object, Side]()  # by `Runtime.place`
+        self._side: Callable[[], Side] = self.runtime.per_loop(partial(_new_side, count(1), self._nodes))
         super()._begin()
-
-    @property
-    def _side(self) -> Side:
-        place = self.runtime.place()
-        side = self._sides.get(place)
-        if side is None:
-            new = Side(f"{self._nonce}.{next(self._numbers)}", {node: Lane() for node in self._nodes})
-            side = self._sides.setdefault(place, new)
-        return side
 
     def _attempt(self, kind: type[Attempt] | None = None) -> Attempt:
         attempt = super()._attempt(kind)
@@ -112,8 +108,8 @@ class QuorumState(LockState):
         terms = self._terms._replace(runtime=node, settings=settings)
         part = Attempt(terms, hold_id, self._stamps, node.mutex(), attempt.caller)
         part.limit = now  # it is one try
-        part.lease.on_loss.append(_weakly(self._check_majority, attempt))
-        part.after_renewal = _weakly(self._fill, attempt)
+        part.lease.on_loss.append(_weakly(QuorumState._check_majority, self, attempt))
+        part.after_renewal = _weakly(QuorumState._fill, self, attempt)
         return part
 
     # Acquire
@@ -145,8 +141,8 @@ class QuorumState(LockState):
 
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
-        now, side = self.runtime.now, self._side
-        hold_id = f"{side.name}.{next(self._numbers)}"
+        now, side = self.runtime.now, self._side()
+        hold_id = f"{self._nonce}.{side.number}.{next(self._numbers)}"
         parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
@@ -218,7 +214,7 @@ class QuorumState(LockState):
     async def _give_back(self, ballot: Ballot) -> None:
         """Release what is held everywhere; return when others can have a majority, or no answer is to come."""
         for part in ballot.close():
-            self._side.lanes[part.runtime].do(part, partial(vote.leave, ballot))
+            self._side().lanes[part.runtime].do(part, partial(vote.leave, ballot))
         now, traits = self.runtime.now(), self.runtime.store.traits
         if not await self._until(lambda: ballot.is_idle, now + GRACE):
             await self._until(lambda: ballot.is_free, now + 3 * traits.request_timeout)
@@ -287,8 +283,8 @@ class QuorumState(LockState):
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
-        side = self._side
-        hold_id = f"{side.name}.{next(self._numbers)}"
+        side = self._side()
+        hold_id = f"{self._nonce}.{side.number}.{next(self._numbers)}"
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):
@@ -334,12 +330,16 @@ class QuorumState(LockState):
         self._fill(attempt)
 
 
-def _weakly(method: Callable[[Attempt], None], attempt: Attempt) -> Callable[[], None]:
-    """Return what calls a method with `attempt` if both are still there: a lease must not keep its lock alive."""
-    known_method, known_attempt = weakref.WeakMethod(method), weakref.ref(attempt)
+def _weakly(method: Callable[[QuorumState, Attempt], None], state: QuorumState, attempt: Attempt) -> Callable[[], None]:
+    """Return what calls a method with `attempt` if both are still there: a lease must not keep its lock alive.
+
+    Not by `weakref.WeakMethod`: several weak references with callbacks to one object can crash Python 3.11, if the
+    garbage collector runs just as that object ends.
+    """
+    known_state, known_attempt = weakref.ref(state), weakref.ref(attempt)
 
     def call() -> None:
-        if (method := known_method()) and (attempt := known_attempt()):
-            method(attempt)
+        if (state := known_state()) and (attempt := known_attempt()):
+            method(state, attempt)
 
     return call

@@ -16,6 +16,7 @@ from caslock.local.schedule import MOST_RENEWING
 from caslock.local.settings import check_store, suspends
 from caslock.local.shared import Shared, shared_of
 from caslock.local.task_renewer import renewer_of, report_loss
+from caslock.process.loop_end import PerLoop
 from caslock.protocol.clean_up import CleanUp
 from caslock.protocol.observation import ObservingStore
 from caslock.protocol.sightings import OF_QUARANTINES
@@ -164,6 +165,10 @@ class TaskRuntime:
         """Run what `work` returns in a task of the running loop."""
         renewer_of(asyncio.get_running_loop()).start(work(), lambda: None)
 
+    def per_loop(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that gives each event loop what `make` has made for it."""
+        return PerLoop(make).here
+
     def ended(self, attempt: Attempt) -> bool:
         """Whether the event loop was closed in which the attempt was acquired: nothing renews it any more."""
         get_loop = getattr(attempt.caller, "get_loop", None)  # of a task, of whatever class
@@ -179,7 +184,6 @@ class TaskRuntime:
             with contextlib.suppress(RuntimeError):  # its own is closed
                 loop.call_soon_threadsafe(lambda: renewer_of(loop).watch(attempt))
 
-    place: staticmethod[[], object] = staticmethod(asyncio.get_running_loop)
     me: staticmethod[[], object] = staticmethod(this_task)
     report_loss: staticmethod[[Attempt], None] = staticmethod(report_loss)
     mutex = TaskMutex

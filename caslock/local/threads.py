@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Self, TypeVar, cast
 
 from caslock.local import clock, linger
 from caslock.local.finishing import finished, stop_renewals
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
         Traits,
         WatchingStore,
     )
+
+T = TypeVar("T")
 
 
 def running_task() -> asyncio.Task[object] | None:
@@ -152,9 +154,10 @@ class ThreadRuntime:
         """Run what `work` returns in one of the threads of the store."""
         self.shared.part("beside", partial(Workers, "caslock-beside", MOST_BESIDE)).do(lambda: run(work()))
 
-    def place(self) -> object:
-        """Return this object: its threads serve all others."""
-        return self
+    def per_loop(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that gives the same to all threads."""
+        made = make()
+        return lambda: made
 
     def me(self) -> object:
         """Return an object of the thread: unlike its name and number, it is never reused."""

@@ -5,7 +5,7 @@ There is one for each store and API (`caslock.local.threads`, `caslock.local.tas
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.sightings import Sightings
     from caslock.store import AsyncBatchingStore, AsyncQueueingStore, AsyncStore, AsyncWatchingStore
+
+T = TypeVar("T")
 
 
 class Event(Protocol):
@@ -92,8 +94,8 @@ class Runtime(Protocol):
     def start(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run what `work` returns now, beside the caller."""
 
-    def place(self) -> object:
-        """Return what does the work that it starts: the event loop that runs, or something for all threads."""
+    def per_loop(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that gives each event loop what `make` has made for it; all threads share one."""
 
     def me(self) -> object:
         """Identity of the thread or task that runs."""

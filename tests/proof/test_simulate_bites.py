@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from caslock.errors import LockLost, StoreError
+from caslock.local import linger
 from caslock.local.hold import Holding
 from caslock.local.lock_state import LockState
 from caslock.local.multi import MultiAcquire
@@ -188,6 +189,7 @@ def test_a_search_catches_a_deadlock(scene: str, monkeypatch: pytest.MonkeyPatch
 def test_a_search_catches_a_key_that_lingers_in_a_multi_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be held and renewed while the MultiLock waits for an earlier one."""
     there = "state.re_enter(hold)"
-    monkeypatch.setattr(*rewritten(MultiAcquire, "_re_enter", there, f"state.resume(hold) or {there}", name="resumes"))
+    monkeypatch.setattr("caslock.local.multi.resume", linger.resume, raising=False)
+    monkeypatch.setattr(*rewritten(MultiAcquire, "_re_enter", there, f"resume(state, hold) or {there}", name="resumes"))
     with pytest.raises(Violation, match="wait for each other"):
         explore(SCENES["MultiLocks of a key that lingers"], Bounds(0, states=20_000))

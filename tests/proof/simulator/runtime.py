@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 from caslock.local import linger
 from caslock.local.finishing import finished, stop_renewals
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tests.proof.simulator.plan import Plan
     from tests.proof.simulator.run import Run
 
+T = TypeVar("T")
 
 LOOKS: Final = 0.05
 """Seconds after which a store that watches an entry looks again."""
@@ -213,9 +214,17 @@ class Runtime:
             judge.gave_up(attempt)
         judge.released(state)
 
-    def place(self) -> object:
+    def per_loop(self, make: Callable[[], T]) -> Callable[[], T]:
         """Each task has an event loop of its own here, which can be closed."""
-        return self if self.threads else self.run.current.client
+        made: dict[object, T] = {}
+
+        def here() -> T:
+            place = self if self.threads else self.run.current.client
+            if place not in made:
+                made[place] = make()
+            return made[place]
+
+        return here
 
     def me(self) -> object:
         return self.run.current.client

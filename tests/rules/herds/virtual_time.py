@@ -10,7 +10,7 @@ import heapq
 from collections import OrderedDict
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from caslock.local.shared import Shared
 from caslock.protocol.sightings import Sightings
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Park: TypeAlias = Callable[[Resume], None]
 
 Waits: TypeAlias = Literal["polled", "queued", "watching"]
+
+T = TypeVar("T")
 
 ROUND_TRIP: Final = 0.0002
 SERVICE: Final = 0.00001  # seconds of the store for one request
@@ -226,8 +228,8 @@ class Process:
         """Nothing is left for later by a server that always answers."""
         raise AssertionError(settle, seconds)
 
-    def place(self) -> object:
-        return self
+    def per_loop(self, make: Callable[[], T]) -> Callable[[], T]:
+        return make
 
     def start(self, work: Callable[[], object]) -> None:
         """Nothing runs beside an acquire or a release of one key."""
