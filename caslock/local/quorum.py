@@ -98,6 +98,10 @@ class QuorumState(LockState):
         attempt.lease = QuorumLease(lease.ttl, lease.max_hold, lease.auto_renew)
         return attempt
 
+    def _siblings(self, side: Side) -> str:
+        """Return the beginning of the hold ids at the stores: see `Attempt.siblings`."""
+        return f"{self._nonce}.{side.number}."
+
     def _part(self, node: Runtime, hold_id: str, attempt: Attempt) -> Attempt:
         """Return an acquire at one store."""
         lease = attempt.lease
@@ -142,7 +146,7 @@ class QuorumState(LockState):
     async def _ballot(self, attempt: Attempt) -> Ballot:
         """Ask all stores at once, and go on as soon as a majority has granted a lease, or can't any more."""
         now, side = self.runtime.now, self._side()
-        hold_id = f"{self._nonce}.{side.number}.{next(self._numbers)}"
+        hold_id = f"{self._siblings(side)}{next(self._numbers)}"
         parts = [self._part(node, hold_id, attempt) for node in self._nodes]
         cast("QuorumLease", attempt.lease).ballot = ballot = Ballot(parts, RLock(), self._events)
         patience = now() + self.runtime.store.traits.request_timeout
@@ -279,12 +283,14 @@ class QuorumState(LockState):
         attempt.lose(lease.end("renewed"))
 
     def _fill(self, attempt: Attempt) -> None:
-        """After the renewal of a lease, ask the stores again that hold none of ours."""
+        """After the renewal of a lease, ask the stores again that hold none of ours: in the loop that has acquired."""
         ballot = cast("Ballot", cast("QuorumLease", attempt.lease).ballot)
         if attempt.lease.lost or self.runtime.now() >= ballot.deadline:
             return
         side = self._side()
-        hold_id = f"{self._nonce}.{side.number}.{next(self._numbers)}"
+        if ballot.parts[0].siblings != self._siblings(side):  # it is extended in another event loop, which may end
+            return
+        hold_id = f"{self._siblings(side)}{next(self._numbers)}"
         for index in ballot.vacant:
             part = self._part(self._nodes[index], hold_id, attempt)
             if part.lease.ttl and ballot.replace(index, part):

@@ -14,6 +14,7 @@ from typing import Self, cast
 import pytest
 
 from caslock import (
+    AsyncHold,
     AsyncQuorumLock,
     Hold,
     Lock,
@@ -417,6 +418,35 @@ def test_an_event_loop_that_stands_still_keeps_no_other_from_the_key() -> None:
         pool.submit(asyncio.run, use()).result(200)
         three[1].heal()
     assert until(lambda: not any(holders(three, key)))
+
+
+def test_an_extension_in_another_event_loop_asks_for_no_lease_there() -> None:
+    """It would end with that loop; the loop that has acquired asks for it."""
+    three, key = stores(), fresh()
+    three[2].down()
+
+    async def begin() -> tuple[AsyncHold, Ballot]:
+        hold = present(await AsyncQuorumLock(three, key).acquire())
+        ballot = present(cast("QuorumLease", hold._attempt.lease).ballot)
+        while ballot.vacant != [2]:  # noqa: ASYNC110 - as below
+            await asyncio.sleep(0)
+        return hold, ballot
+
+    async def extend() -> list[int]:
+        await hold.extend()
+        return ballot.vacant
+
+    async def fill() -> None:
+        await hold.extend()
+        while not all(holders(three, key)):  # noqa: ASYNC110 - a store has no event for that
+            await asyncio.sleep(0)
+        await hold.release()
+
+    with asyncio.Runner() as one:
+        hold, ballot = one.run(begin())
+        three[2].heal()
+        assert asyncio.run(extend()) == [2]
+        one.run(fill())
 
 
 # Settings and surroundings
