@@ -54,9 +54,10 @@ class Lane:
             part, work = job
             try:
                 await work(part)
-            except Exception:  # as of a handler of the log
+            except BaseException as error:
                 self._is_served = False
-                part.runtime.start(self._serve)
+                if isinstance(error, Exception):  # as of a handler of the log: the others go on at once
+                    part.runtime.start(self._serve)
                 raise
             del part, work, job
 

@@ -85,18 +85,21 @@ def test_what_nobody_refers_to_is_passed_over(scene: Scene) -> None:
     assert scene.did == [2]
 
 
-def test_after_an_error_the_next_is_done(scene: Scene) -> None:
-    """As of a handler of the log, which may raise anything."""
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_after_an_error_the_next_is_done(scene: Scene, error: type[BaseException]) -> None:
+    """At once after that of a handler of the log, which may raise anything; else with the next that comes."""
 
     def fail() -> None:
         del scene.meanwhile
-        raise ZeroDivisionError
+        raise error
 
     scene.wants(0)
     scene.wants(1)
     del scene.started[1:]
     scene.meanwhile = fail  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(error):
         scene.go_on()
+    assert len(scene.started) == (error is ZeroDivisionError)
+    scene.wants(2)
     scene.go_on()
-    assert scene.did == [0, 1]
+    assert scene.did == [0, 1, 2]
