@@ -702,19 +702,30 @@ class Interruption(BaseException):
 
 
 def interrupt(delay: float, act: Callable[[], object]) -> None:
-    """Run `act`, and send a signal to this thread after a while, whose handler raises."""
+    """Run `act`, and send signals to this thread after a while, until their handler runs and raises.
+
+    Python handles a signal that comes just as the thread goes to sleep only as it wakes: at the next signal.
+    """
+    thread, heard = threading.get_ident(), threading.Event()
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
-        raise Interruption
+        if not heard.is_set():
+            heard.set()
+            raise Interruption
+
+    def send() -> None:
+        while not heard.wait(delay):
+            signal.pthread_kill(thread, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, ring)
-    timer = threading.Timer(delay, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    sender = threading.Thread(target=send)
     try:
         with pytest.raises(Interruption):  # noqa: PT012 - it may come at once
-            timer.start()
+            sender.start()
             act()
     finally:
-        timer.join()
+        heard.set()
+        sender.join()
         signal.signal(signal.SIGUSR1, before)
 
 
