@@ -479,7 +479,10 @@ class LockState:
 
     async def renew(self, attempt: Attempt, ttl: float | None) -> None:
         """Replace the lease."""
-        await renew.renew(self.runtime, attempt, ttl)
+        try:
+            await renew.renew(self.runtime, attempt, ttl)
+        except StoreError as error:
+            raise attempt.failed("extend", error, ". The hold lasts no longer than before") from error
 
     async def hand_over(self, hold: Holding) -> str:
         """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
@@ -487,7 +490,10 @@ class LockState:
         self._check_whole(hold)  # first: a forked child may wait for a mutex of its parent for ever
         async with attempt.mutex:  # no renewal writes our own hold id over the ticket's
             self._check_whole(hold)
-            ticket = await transfer.hand_over(self.runtime, attempt)
+            try:
+                ticket = await transfer.hand_over(self.runtime, attempt)
+            except StoreError as error:
+                raise attempt.failed("hand over", error, ". It is held as before") from error
             with self._guard:
                 self._check_whole(hold)  # its thread may have entered it again meanwhile, or another has released it
                 attempt.begin_release()
@@ -551,9 +557,12 @@ class LockState:
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
-        self.begun()
+        attempt = self.begun()._attempt()
         limit = last_start_of_three(self.runtime, self.runtime.now())
-        observed = await read(self.runtime, self._attempt(), limit)
+        try:
+            observed = await read(self.runtime, attempt, limit)
+        except StoreError as error:
+            raise attempt.failed("look up the holder of", error) from error
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)
 
@@ -563,8 +572,11 @@ class LockState:
 
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it."""
-        self.begun()
-        broken = await release.force_release(self.runtime, self._attempt())
+        attempt = self.begun()._attempt()
+        try:
+            broken = await release.force_release(self.runtime, attempt)
+        except StoreError as error:
+            raise attempt.failed("force-release", error) from error
         if broken is None:
             return None
         for attempt in (*self._queue.inside(self.runtime.now()), *self._attempts()):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from caslock.errors import StoreError
 from caslock.local.hold import Holding
 from caslock.local.semaphore import SharedState
+from caslock.protocol import renew
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import READS, WRITES, kind_of
 
@@ -59,7 +61,10 @@ class ReadWriteState(SharedState):
                     reads.committed[hold] = self.committed.pop(hold)
                 attempt.role, hold._state = READS, reads
                 self._held.pop(attempt.hold_id, None)
-        await self.renew(attempt, None)
+        try:
+            await renew.renew(self.runtime, attempt, None)
+        except StoreError as error:
+            raise attempt.failed("downgrade", error, ". The next renewal tries again") from error
         self._queue.look_again(self.runtime.now())
 
     async def hand_over(self, hold: Holding) -> str:

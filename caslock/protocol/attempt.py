@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
-from caslock.errors import CaslockError, LockLost
+from caslock.errors import CaslockError, LockLost, StoreError, StoreUnavailable
 from caslock.protocol.contention import Contention
 from caslock.protocol.lease import NEVER, Lease, margin
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, State
@@ -444,6 +444,13 @@ class Attempt:
         if isinstance(error, CaslockError):
             error.key, error.location = self.key, self.runtime.store.traits.location
         return error
+
+    def failed(self, what: str, error: StoreError, rest: str = "") -> StoreError:
+        """Return the error of a call that has failed with `error`: it names the lock, and says what is certain."""
+        message = f"could not {what} lock {self.key!r}: {str(error).rstrip('.')}{rest}"
+        if isinstance(error, StoreUnavailable):
+            return self.concerns(StoreUnavailable(message, sent=error.sent))
+        return self.concerns(StoreError(message))
 
     @property
     def loss(self) -> str:

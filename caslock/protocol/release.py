@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.protocol.exchange import Sent, read, settle, write_surely
@@ -57,8 +57,7 @@ async def release(
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            _note_no_answer(attempt, error, in_time=in_time)
-            raise
+            _fail(attempt, error, in_time=in_time)
         if not attempt.writes.releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
@@ -72,16 +71,19 @@ async def release(
         raise loss
 
 
-def _note_no_answer(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> None:
-    """Note that the release may be made again, and say so; raise `LockLost` if that would not help."""
+def _fail(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> NoReturn:
+    """Raise the error of a release that may be made again, or `LockLost` if that would not help."""
     attempt.state = UNSETTLED
     lease, sent = attempt.lease, bool(attempt.writes.releases)
     if not (in_time or sent):  # the lease had ended: lost, whatever the answer
         raise attempt.lose(lease.end("released")) from error
+    rest = f"Call release() again; otherwise its lease expires within {max(lease.ttl, attempt.min_hold):g} s"
+    if not isinstance(error, StoreError):
+        error.add_note(rest)
+        raise error
     if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
         error.sent = error.sent or sent
-    ends = max(lease.ttl, attempt.min_hold)
-    error.add_note(f"Call release() again; otherwise the lease of {attempt.key!r} expires within {ends:g} s.")
+    raise attempt.failed("release", error, f". {rest}") from error
 
 
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:
@@ -131,8 +133,8 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         if number >= PASSES and (not record.shares or runtime.now() >= limit):
             break
         if record.foreign:
-            held = f"{attempt.key!r} at {runtime.store.traits.location} is held by {record}"
-            raise StoreError(f"{held}; remove it with the store's own tools")
+            message = f"at {runtime.store.traits.location} it is held by {record}; remove it with the store's own tools"
+            raise StoreError(message)
         before, tenures = tenures, {share.fence for share in with_fences(record.shares, version)} or {observed.fence}
         if broken is not None and tenures.isdisjoint(before) and set(broken.holds).isdisjoint(record.holds):
             return broken  # it has left meanwhile, or our lost request was applied: spare the next holder
@@ -143,9 +145,9 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            error.add_note(f"Lock {attempt.key!r} was not released: it is held by {record}.")
-            raise
+            message = f"{error}; it is held by {record}"
+            raise StoreError(message) from error
         if observed.record is not None and attempt.writes.includes(observed.record, sent):
             return broken
-    message = f"lock {attempt.key!r} could not be released by force: its record kept changing; gave up after {number}"
-    raise StoreUnavailable(f"{message} tries")
+    message = f"its record kept changing; gave up after {number} tries"
+    raise StoreUnavailable(message)

@@ -55,7 +55,7 @@ async def renew_alone(runtime: Runtime, attempt: Attempt, ttl: float | None, *, 
         if _renewed(runtime, attempt, observed, before, runtime.now()):
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
             return
-    message = f"lock {attempt.key!r} could not be renewed: its record kept changing; gave up"
+    message = "its record kept changing; gave up"
     raise attempt.concerns(StoreUnavailable(message))
 
 

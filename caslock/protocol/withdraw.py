@@ -52,12 +52,8 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
         if isinstance(error, StoreUnavailable) or (isinstance(error, NotAcquired) and not remnant.foreign):
             raise attempt.concerns(OutcomeUnknown(message)) from error
         error.add_note(message)
-    elif isinstance(error, StoreUnavailable):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {_REMAINS[attempt.purpose]}"
-        raise attempt.concerns(StoreUnavailable(message, sent=error.sent)) from error
     elif isinstance(error, StoreError):
-        message = f"could not {attempt.purpose} lock {attempt.key!r}: {_said(error)}; {_REMAINS[attempt.purpose]}"
-        raise attempt.concerns(StoreError(message)) from error
+        raise attempt.failed(attempt.purpose, error, f"; {_REMAINS[attempt.purpose]}") from error
 
 
 async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> Remnant | None:

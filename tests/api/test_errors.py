@@ -19,6 +19,7 @@ from caslock import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
+    ReadWriteLock,
     Semaphore,
     StaleFence,
     StoreError,
@@ -39,6 +40,30 @@ def faulty(memory: MemoryStore) -> FaultyStore:
 
 def of_key(error: CaslockError, traits: Traits) -> bool:
     return (error.key, error.location) == ("k", traits.location)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no luck", sent=False), StoreError("no luck")])
+def test_a_call_that_fails_says_which_lock_and_what_it_could_not_do(faulty: FaultyStore, error: StoreError) -> None:
+    """In its text; the store's own error is the cause."""
+    hold, writes = held(Lock(faulty, "k", ttl=100)), present(ReadWriteLock(faulty, "both").write.acquire())
+    calls: dict[str, Callable[[], object]] = {
+        "extend lock 'k': no luck. The hold lasts no longer than before": hold.extend,
+        "hand over lock 'k': no luck. It is held as before": hold.hand_over,
+        "look up the holder of lock 'k': no luck": Lock(faulty, "k").locked,
+        "force-release lock 'k': no luck": Lock(faulty, "k").force_release,
+        "downgrade lock 'both': no luck. The next renewal tries again": writes.downgrade,
+        "acquire lock 'new': no luck; nothing was left behind": Lock(faulty, "new").acquire,
+        "release lock 'k': no luck. Call release() again; otherwise its lease expires within 100 s": hold.release,
+    }
+    faulty.on("any", range(1, 99), raising(lambda: error, applied=False))
+    for text, call in calls.items():
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert str(caught.value) == f"could not {text}"
+        assert caught.value.__cause__ is error
+    faulty.heal()
+    hold.release()
+    writes.release()
 
 
 def test_who_held_the_key_and_how_long_it_was_waited_for(memory: MemoryStore) -> None:

@@ -136,7 +136,8 @@ def test_the_release_of_many_keys_without_an_answer_has_one_bound(
     else:
         assert store.requests == [("invalidate", "f"), ("get", "f")]
         assert background.left == 5
-        assert [f"'{key}'" in note for key, note in zip("fedcba", caught.value.__notes__, strict=True)] == [True] * 6
+        texts = [str(caught.value), *caught.value.__notes__]
+        assert [f"'{key}'" in text for key, text in zip("fedcba", texts, strict=True)] == [True] * 6
 
 
 def test_a_store_that_is_slow_is_asked_for_all_keys(store: Timed, background: Background) -> None:
