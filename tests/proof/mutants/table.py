@@ -233,7 +233,7 @@ MUTANTS: Final = (
         "hold forgotten before the answer",
         "A release that got no answer can't be called again.",
         (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
-        (rewritten(protocol, "release", "in_time=in_time)\n", "in_time=in_time)\n            lease.record = None\n"),),
+        (rewritten(protocol, "release", "_fail(attempt,", "lease.record = None\n            _fail(attempt,"),),
     ),
     Mutant(
         "fork keeps ownership",
