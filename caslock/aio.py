@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from caslock.local.semaphore import SemaphoreState
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
-    from caslock.protocol.transfer import Ticket
 
     Task = asyncio.Task[object]
 
@@ -119,10 +118,11 @@ class AsyncWriteHold(AsyncHold):
         await cast("ReadWriteState", self._state).downgrade(self)
 
 
-async def _adopted(state: LockState, ticket: Ticket, make: type[H]) -> H:
+async def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    begun = state.begin_adoption(make, ticket)
-    return await _committed(state, begun, state.adopt(begun))
+    from caslock.local import tickets  # noqa: PLC0415 - `_adoption` has imported it
+
+    return await _committed(begun._state, begun, tickets.adopt(begun))
 
 
 async def _committed(state: State[Any], begun: Any, work: Coroutine[object, object, W]) -> W:  # noqa: ANN401 - what `begin` has returned
@@ -217,7 +217,7 @@ class AsyncLock(SingleLock[AsyncStore | Store, AsyncHold], _Acquired[AsyncHold])
     @classmethod
     async def adopt(cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncHold]]) -> AsyncHold:
         """Take over a hold that was handed over; see `Lock.adopt`.  If cancelled, it first undoes what it has sent."""
-        return await _adopted(*cls._adoption(store, ticket, settings), AsyncHold)
+        return await _adopted(cls._adoption(store, ticket, settings, AsyncHold))
 
     async def locked(self) -> bool:
         """Whether anybody holds the key now."""
@@ -247,7 +247,7 @@ class AsyncSemaphore(SharedLock[AsyncStore | Store, AsyncSemaphoreHold], _Acquir
         cls, store: AsyncStore | Store, ticket: str, **settings: Unpack[Adopting[AsyncSemaphoreHold]]
     ) -> AsyncSemaphoreHold:
         """Take over a semaphore's hold that was handed over; see `Semaphore.adopt` and `AsyncLock.adopt`."""
-        return await _adopted(*cls._adoption(store, ticket, settings), AsyncSemaphoreHold)
+        return await _adopted(cls._adoption(store, ticket, settings, AsyncSemaphoreHold))
 
     async def locked(self) -> bool:
         """Whether all permits are taken."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from caslock.local.with_blocks import WithBlocks
     from caslock.protocol.attempt import Attempt
     from caslock.protocol.record import Record
-    from caslock.protocol.transfer import Ticket
 
     Task = asyncio.Task[object]
 
@@ -224,11 +223,13 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
     return hold
 
 
-def _adopted(state: LockState, ticket: Ticket, make: Callable[[LockState, Attempt], H]) -> H:
+def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    begun = state.begin_adoption(make, ticket)
+    from caslock.local import tickets  # noqa: PLC0415 - `_adoption` has imported it
+
+    state = begun._state
     try:
-        held = run(state.adopt(begun))
+        held = run(tickets.adopt(begun))
         state.committed[held] = None
         return held  # noqa: TRY300 - inside the guard
     except CaslockError:
@@ -395,7 +396,7 @@ class Lock(SingleLock[Store, Hold], _OneKey[Hold]):
             ValueError, TypeError: the text is no ticket, or a setting is invalid; no request was sent.
 
         """
-        return _adopted(*cls._adoption(store, ticket, settings), _hold)
+        return _adopted(cls._adoption(store, ticket, settings, _hold))
 
     def locked(self) -> bool:
         """Return whether the key is taken: held by any owner, or kept after a release (`min_hold`, `linger`)."""
@@ -434,7 +435,7 @@ class Semaphore(SharedLock[Store, SemaphoreHold], _OneKey[SemaphoreHold]):
 
         The settings and errors are those of `Lock.adopt`; the number of permits comes with the ticket.
         """
-        return _adopted(*cls._adoption(store, ticket, settings), cls._make)
+        return _adopted(cls._adoption(store, ticket, settings, cls._make))
 
     def locked(self) -> bool:
         """Return whether all permits are taken, perhaps by holders that have died and whose places are not free yet."""

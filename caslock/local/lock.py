@@ -49,7 +49,6 @@ from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
-from caslock.protocol.transfer import Ticket, read_ticket
 from caslock.store import check_key
 
 if TYPE_CHECKING:
@@ -225,8 +224,11 @@ class Adoptable(OneKey, Generic[S, H]):
     _has_permits: ClassVar[bool]
 
     @classmethod
-    def _adoption(cls, store: S, text: str, given: Adopting[H]) -> tuple[LockState, Ticket]:
-        """Check what `adopt` is given; no request is sent."""
+    def _adoption(cls, store: S, text: str, given: Adopting[H], make: Callable[[LockState, Attempt], H]) -> H:
+        """Check what `adopt` is given, and return a hold for `tickets.adopt`; no request is sent."""
+        from caslock.local import tickets  # noqa: PLC0415 - a tenth of `import caslock`, and seldom used
+        from caslock.protocol.transfer import read_ticket  # noqa: PLC0415 - as above
+
         if unknown := given.keys() - Adopting.__annotations__:
             raise no_such_setting(sorted(unknown))
         ticket = read_ticket(text)
@@ -244,10 +246,10 @@ class Adoptable(OneKey, Generic[S, H]):
             message = f"the ticket for {ticket.key!r} is from a {kind}: use {kind}.adopt() or Async{kind}.adopt()"
             raise ValueError(message)
         if not ticket.permits:
-            return LockState(runtime, ticket.key, settings), ticket
+            return tickets.begin(LockState(runtime, ticket.key, settings), make, ticket)
         from caslock.local.semaphore import SemaphoreState  # noqa: PLC0415 - seldom used
 
-        return SemaphoreState(runtime, ticket.key, settings, ticket.permits), ticket
+        return tickets.begin(SemaphoreState(runtime, ticket.key, settings, ticket.permits), make, ticket)
 
 
 class SingleLock(Adoptable[S, H]):

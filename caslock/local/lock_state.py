@@ -23,7 +23,7 @@ from caslock.local.reports import call_on_lost, event_of
 from caslock.local.stamps import Stamps, hostname
 from caslock.process import fork
 from caslock.process.fork import generation
-from caslock.protocol import acquire, release, renew, transfer, withdraw
+from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.attempt import Attempt, LockSettings, Terms
 from caslock.protocol.exchange import Sent, answered, note_write, read
 from caslock.protocol.lease import NEVER
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from caslock.protocol.record import Observed, Record
     from caslock.protocol.runtime import Runtime
     from caslock.protocol.shares import Sharing
-    from caslock.protocol.transfer import Adoption, Ticket
     from caslock.protocol.writes import Write
     from caslock.store import Entry
 
@@ -69,7 +68,6 @@ class LockState:
     )
 
     _attempt_type: ClassVar[type[Attempt]] = Attempt
-    _adoption_type: ClassVar[type[Attempt]] = transfer.Adoption
     _queue_type: ClassVar[type[LocalQueue]] = LocalQueue
     _nonce_bytes: ClassVar[int] = 16
 
@@ -486,55 +484,9 @@ class LockState:
 
     async def hand_over(self, hold: Holding) -> str:
         """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
-        attempt = hold._attempt
-        self._check_whole(hold)  # first: a forked child may wait for a mutex of its parent for ever
-        async with attempt.mutex:  # no renewal writes our own hold id over the ticket's
-            self._check_whole(hold)
-            try:
-                ticket = await transfer.hand_over(self.runtime, attempt)
-            except StoreError as error:
-                raise attempt.failed("hand over", error, ". It is held as before") from error
-            with self._guard:
-                self._check_whole(hold)  # its thread may have entered it again meanwhile, or another has released it
-                attempt.begin_release()
-                self._held.pop(attempt.hold_id, None)
-                attempt.hold_id = ticket.hold
-                self._held[ticket.hold] = weakref.ref(attempt)  # until it is told
-                attempt.state = OVER
-        self._end(hold)
-        return str(ticket)
+        from caslock.local import tickets  # noqa: PLC0415 - a tenth of `import caslock`, and seldom used
 
-    def _check_whole(self, hold: Holding) -> None:
-        """Check that a hold is all there is of its attempt, and its user's."""
-        hold._mine()
-        levels = len(hold._attempt.levels)
-        if levels > 1:
-            message = f"lock {self.key!r} is held {levels} times by this thread or task: release the inner holds first"
-            raise RuntimeError(message)
-        if self.committed.get(hold, True):
-            message = f"a hold of a MultiLock can't be handed over: acquire {self.key!r} with a Lock of its own"
-            raise RuntimeError(message)
-
-    def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
-        """Return a hold for `adopt`, of the type `make`; nothing is sent."""
-        attempt = cast("Adoption", self.begun()._attempt(self._adoption_type))
-        attempt.ticket, attempt.min_hold = ticket, ticket.min_hold
-        return make(self, attempt)
-
-    async def adopt(self, hold: H) -> H:
-        """Take over the hold of a ticket.  After an error we hold nothing of it; after an interrupt, call `undo`."""
-        attempt, began = cast("Adoption", hold._attempt), self.runtime.now()
-        # Who is inside the local queue may wait for this very hold, so the adoption does not wait for its turn.
-        self._queue.enter(attempt, began)
-        try:
-            await transfer.adopt(self.runtime, attempt)
-        except Exception as error:
-            await self.undo(hold, error)
-            raise
-        self._hold(hold)
-        if observer.listens():
-            observer.tell("adopted", event_of(attempt, self.runtime.now() - began))
-        return hold
+        return await tickets.hand_over(hold)
 
     def newest_hold(self, me: object = None) -> Holding:
         """Return the newest hold of `me` (None: this thread or task), or one whose release went without an answer."""

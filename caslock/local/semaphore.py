@@ -10,7 +10,6 @@ from caslock.local.shared_queue import SharedQueue
 from caslock.process.fork import generation
 from caslock.protocol.record import NOTHING
 from caslock.protocol.shared_attempt import SharedAttempt
-from caslock.protocol.shared_transfer import SharedAdoption
 from caslock.protocol.shares import READS, Sharing, kind_of
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class SharedState(LockState):
     __slots__ = ("permits", "role")
 
     _attempt_type = SharedAttempt
-    _adoption_type = SharedAdoption
     _queue_type = SharedQueue
     _nonce_bytes = 8  # many hold ids are in one record
     _queue: SharedQueue

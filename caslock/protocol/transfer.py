@@ -109,7 +109,7 @@ class Adoption(Attempt):
     purpose: ClassVar[str] = "adopt"
     owner: str
     min_hold: float
-    ticket: Ticket  # set by `LockState.begin_adoption`
+    ticket: Ticket  # set by `local.tickets.begin`
 
     def may_take(self, record: Record | None) -> bool:
         """Whether the hold of the ticket is there, in the tenure in which it was handed over; or ours."""

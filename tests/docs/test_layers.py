@@ -16,7 +16,7 @@ PROTOCOL = (
 )
 LOCAL = (
     *("clock", "settings", "several", "with_blocks", "hold", "holds", "reports", "linger", "refusals", "queue"),
-    *("shared_queue", "shared", "stamps"),
+    *("shared_queue", "shared", "stamps", "tickets"),
     *("lock_state", "semaphore", "read_write", "lane", "vote", "quorum", "multi", "lock", "changes", "candidates"),
     *("finishing", "schedule", "workers", "thread_renewer", "threads", "task_renewer", "in_threads", "tasks"),
 )

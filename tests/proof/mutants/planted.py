@@ -91,13 +91,13 @@ def fence_by_chance(self: Attempt, observed: Record | None, version: int) -> Rec
     return record if record.fence is not None else record._replace(fence=random.randrange(1, 2**53))
 
 
-async def hand_over_and_renew(self: LockState, hold: Holding) -> str:
+async def hand_over_and_renew(hold: Holding) -> str:
     """Give the ticket away, and go on as the holder for the renewer."""
     attempt = hold._attempt
     async with attempt.mutex:
-        ticket = await transfer.hand_over(self.runtime, attempt)
-    attempt.lease.due = self.runtime.now()
-    self.runtime.watch(attempt)
+        ticket = await transfer.hand_over(attempt.runtime, attempt)
+    attempt.lease.due = attempt.runtime.now()
+    attempt.runtime.watch(attempt)
     return str(ticket)
 
 

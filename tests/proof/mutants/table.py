@@ -12,7 +12,7 @@ import pytest
 from pymemcache.client.base import Client
 
 from caslock import Lock, aio
-from caslock.local import multi
+from caslock.local import multi, tickets
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
@@ -552,7 +552,7 @@ MUTANTS: Final = (
             Search("two processes, handing over", 1, "has handed over"),
             of_the_suite(hand_overs.test_nobody_renews_what_nobody_adopts, "memory"),
         ),
-        ((LockState, "hand_over", planted.hand_over_and_renew),),
+        ((tickets, "hand_over", planted.hand_over_and_renew),),
     ),
     Mutant(
         "ticket that can be used twice",

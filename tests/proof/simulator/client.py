@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from caslock.errors import CaslockError, StoreError, StoreUnavailable, with_notes
-from caslock.local import linger
+from caslock.local import linger, tickets
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
@@ -26,7 +26,6 @@ from tests.proof.simulator.waits import NEVER, Cancelled, Posted, Wait
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from tenacity.wait import WaitBaseT
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from tests.proof.simulator.plan import ClientPlan, Round, Stay
     from tests.proof.simulator.run import Run
 
-H = TypeVar("H", bound=Holding)
 
 RELEASES = 3
 """How often a client releases what gave no answer."""
@@ -89,11 +87,11 @@ class NamedLockState(LockState):
             cast("Client", attempt.caller).attempts += (attempt,)
         return attempt
 
-    def begin_adoption(self, make: Callable[[LockState, Attempt], H], ticket: Ticket) -> H:
-        """Begin with the settings of the ticket, as `SingleLock._adoption` has it."""
+    def adopts(self, ticket: Ticket) -> Holding:
+        """Begin to adopt with the settings of the ticket, as `SingleLock._adoption` does."""
         settings = self.settings._replace(ttl=min(ticket.ttl, ticket.max_hold), max_hold=ticket.max_hold)
         self._terms = self._terms._replace(settings=settings)
-        return super().begin_adoption(make, ticket)
+        return tickets.begin(self, Holding, ticket)
 
     async def undo(self, hold: Holding, error: BaseException) -> None:
         """Note how it ends: its caller may wait no longer."""
@@ -292,9 +290,9 @@ class Client:
         return NEVER if timeout is None else self.process.now() + timeout
 
     async def _adopted(self, state: NamedLockState, ticket: Ticket) -> Holding:
-        begun = state.begin_adoption(Holding, ticket)
+        begun = state.adopts(ticket)
         try:
-            hold = await state.adopt(begun)
+            hold = await tickets.adopt(begun)
         except Cancelled as error:
             await self.process.finish(begun._each, partial(state.undo, begun, error), error)
             raise
