@@ -24,7 +24,6 @@ from caslock.errors import LockLost
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
-from caslock.local.multi import MultiState
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     MIN_LEASE,
@@ -45,7 +44,6 @@ from caslock.local.settings import (
     not_copied,
     wait_time,
 )
-from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
@@ -442,6 +440,9 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own,
         except for `timeout`: that of the MultiLock is one deadline for all keys together.
         """
+        from caslock.local.multi import MultiState  # noqa: PLC0415 - seldom used, as the next one
+        from caslock.local.several import check_keys, check_locks  # noqa: PLC0415
+
         if "linger" in settings:
             raise no_such_setting({"linger": None})
         if keys is None:
@@ -489,6 +490,7 @@ class SeveralStores(OneKey, Generic[S, H]):
 
         """
         from caslock.local.quorum import QuorumState, place_of  # noqa: PLC0415 - a fifth of `import caslock`, and seldom used
+        from caslock.local.several import check_stores  # noqa: PLC0415 - seldom used
 
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)
