@@ -32,15 +32,8 @@ R = TypeVar("R")
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 L = TypeVar("L", "Lock", "AsyncLock")
+F = TypeVar("F", bound=Callable[..., Any])
 H = TypeVar("H", bound="Hold | AsyncHold")
-
-
-class Raises(Protocol):
-    """Decorates a function, whose type stays what it is."""
-
-    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Decorate it."""
-        ...
 
 
 class Returns(Protocol[B_co]):
@@ -64,7 +57,7 @@ def locked(
     busy: Literal["raise"] = ...,
     permits: int | None = ...,
     **settings: Unpack[Settings[Any]],
-) -> Raises: ...
+) -> Callable[[F], F]: ...
 
 
 @overload_
