@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from caslock import Entry, Hold, Lock
+from caslock import Entry, Hold, Lock, observe
 from caslock.local import linger
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
@@ -15,6 +15,7 @@ from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER
 from caslock.protocol.record import Observed
 from tests.rules.test_multilock_steps import Background, Timed, background, store
 from tests.support.locations import held, present
+from tests.support.recorder import Recorder
 
 __all__ = ["background", "store"]  # fixtures
 
@@ -60,6 +61,33 @@ def test_a_release_that_lingers_leaves_nobody_who_holds_it(scene: Scene) -> None
     assert (scene.state.committed, scene.attempt.levels, scene.attempt.lease.reported) == ({}, [], True)
     assert scene.attempt.lease.due == scene.attempt.lingers_until
     assert scene.attempt in linger.lingering
+
+
+def test_it_is_told_how_long_it_was_held(scene: Scene) -> None:
+    """Since its own acquire; one without a request takes no time."""
+    told = Recorder()
+    stop = observe(told)
+    scene.store.passed += 3.0
+    scene.hold.release()
+    assert scene.resumed()
+    stop()
+    seconds = [(name, event.seconds) for name, event in told.events]
+    assert seconds == [("released", 3.0), ("acquired", 0.0), ("released", 0.0)]
+
+
+def test_who_came_as_it_began_to_linger_has_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is released at once, to the one who has not seen that it lingers: in the same request."""
+    other = Lock(scene.store, "k")._state.begin(Hold)
+
+    def watch(_runtime: ThreadRuntime, _attempt: object) -> None:
+        scene.state._queue.enter(other._attempt, scene.state.runtime.now(), join=True)
+
+    monkeypatch.setattr(ThreadRuntime, "watch", watch)
+    scene.hold.release()
+    (work,) = scene.started
+    run(work())
+    assert scene.store.requests == [("put", "k")]
+    assert other._attempt in scene.state._queue.inside(scene.state.runtime.now())
 
 
 @pytest.mark.parametrize(
