@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pytest
 import tenacity
@@ -39,8 +38,6 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.faults import AsyncFaultyStore, FaultyStore, lose_request, raising
 from tests.support.locations import Place, Watched, observed, present, three_keys, until
 from tests.support.loops import in_a_loop
-
-T = TypeVar("T")
 
 POLL = tenacity.wait_random(0.0, 0.004)
 """Between two tries, where many of them are the point."""
@@ -335,7 +332,3 @@ def test_a_lost_key_that_could_not_be_given_back_is_an_unknown_outcome() -> None
     with pytest.raises(OutcomeUnknown, match="'a'") as caught:
         MultiLock(store, ["a", "b"], ttl=0.4, timeout=0.8).acquire()
     assert (caught.value.key, caught.value.location) == ("b", store.traits.location)  # what it was busy with
-
-
-ENOUGH = 20.0
-"""Seconds in which all of this is over."""

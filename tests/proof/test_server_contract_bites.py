@@ -173,12 +173,6 @@ class RetriesByItself(Plain):
         return super().reply(key, *arguments)
 
 
-class ClosesOnce(Plain):
-    def close(self) -> None:
-        super().close()
-        del self._connection
-
-
 class WatchesForEver(Watcher):
     """Listens to its server without a timeout, until its test is over."""
 
@@ -374,7 +368,7 @@ def verdict(make: Make, server: Server, test: str) -> str:
     except pytest.skip.Exception as reason:
         return f"{SKIPPED}{reason}"
     finally:
-        with contextlib.suppress(AttributeError):  # which ClosesOnce raises
+        with contextlib.suppress(AttributeError):  # of one that can't be closed twice
             server_contract._close(store)
     return ""
 
