@@ -17,7 +17,6 @@ from caslock import (
     LockLost,
     MultiLock,
     NotAcquired,
-    NotHeld,
     OutcomeUnknown,
     ReadWriteLock,
     Semaphore,
@@ -27,7 +26,7 @@ from caslock import (
 )
 from caslock.store import Traits
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.testing.faults import Fault, FaultyStore, Verb, lose_reply, lose_request, raising
+from caslock.testing.faults import FaultyStore, lose_reply, lose_request, raising
 from tests.support.locations import held, present
 from tests.support.loops import in_a_loop
 
@@ -44,12 +43,12 @@ def of_key(error: CaslockError, traits: Traits) -> bool:
 
 @pytest.mark.parametrize("error", [StoreUnavailable("no luck", sent=False), StoreError("no luck")])
 def test_a_call_that_fails_says_which_lock_and_what_it_could_not_do(faulty: FaultyStore, error: StoreError) -> None:
-    """In its text; the store's own error is the cause."""
+    """In its text, and as attributes; the store's own error is the cause."""
     hold, writes = held(Lock(faulty, "k", ttl=100)), present(ReadWriteLock(faulty, "both").write.acquire())
     calls: dict[str, Callable[[], object]] = {
         "extend lock 'k': no luck. The hold lasts no longer than before": hold.extend,
         "hand over lock 'k': no luck. It is held as before": hold.hand_over,
-        "look up the holder of lock 'k': no luck": Lock(faulty, "k").locked,
+        "look up the holder of lock 'k': no luck": Lock(faulty, "k").locked,  # which asks for it
         "force-release lock 'k': no luck": Lock(faulty, "k").force_release,
         "downgrade lock 'both': no luck. The next renewal tries again": writes.downgrade,
         "acquire lock 'new': no luck; nothing was left behind": Lock(faulty, "new").acquire,
@@ -60,6 +59,7 @@ def test_a_call_that_fails_says_which_lock_and_what_it_could_not_do(faulty: Faul
         with pytest.raises(type(error)) as caught:
             call()
         assert str(caught.value) == f"could not {text}"
+        assert (caught.value.key, caught.value.location) == (text.split("'")[1], faulty.traits.location)
         assert caught.value.__cause__ is error
     faulty.heal()
     hold.release()
@@ -129,46 +129,19 @@ async def test_why_a_block_was_cancelled() -> None:
     assert caught.value.reason
 
 
-def test_which_key_a_failure_of_the_store_was_about(memory: MemoryStore, faulty: FaultyStore) -> None:
-    """Of an acquire, an extension, a release and a look."""
-    refused = raising(lambda: StoreError("refused"), applied=False)
-    lock = Lock(faulty, "k", retry=(0, 0))
-
-    def failure(verb: Verb, fault: Fault, ask: Callable[[], object]) -> StoreError:
-        faulty.on(verb, 1, fault)
-        with pytest.raises(StoreError) as caught:
-            ask()
-        assert of_key(caught.value, memory.traits)
-        return caught.value
-
-    assert isinstance(failure("put_if_version", lose_request, lock.acquire), StoreUnavailable)
-    failure("put_if_version", refused, lock.acquire)
-    hold = held(lock)
-    failure("put_if_version", refused, hold.extend)
-    failure("get", refused, lock.holder)
-    failure("any", refused, hold.release)
-    hold.release()
-
-
-def test_which_key_an_unknown_outcome_is_of(memory: MemoryStore, faulty: FaultyStore) -> None:
-    """The request may still be applied."""
+def test_which_key_a_request_without_an_answer_was_about(memory: MemoryStore, faulty: FaultyStore) -> None:
+    """Whether it has come to nothing, or may still be applied."""
+    lock = Lock(faulty, "k", retry=(0, 0), timeout=0)
+    faulty.on("put_if_version", 1, lose_request)
+    with pytest.raises(StoreUnavailable) as lost:
+        lock.acquire()
+    assert of_key(lost.value, memory.traits)
     faulty.on("put_if_version", 1, lose_reply)
     for number in range(1, 9):
         faulty.on("get", number, lose_request)
     with pytest.raises(OutcomeUnknown) as caught:
-        Lock(faulty, "k", retry=(0, 0), timeout=0).acquire()
+        lock.acquire()
     assert of_key(caught.value, memory.traits)
-
-
-def test_which_key_is_not_held(memory: MemoryStore) -> None:
-    """Of a lock that was never acquired, and of a hold that was released."""
-    lock = Lock(memory, "k")
-    hold = held(lock)
-    hold.release()
-    for ask in (lock.release, hold.release, hold.extend, hold.ensure_held):
-        with pytest.raises(NotHeld) as caught:
-            ask()
-        assert of_key(caught.value, memory.traits)
 
 
 def test_an_error_of_a_store_alone_names_no_key(faulty: FaultyStore) -> None:

@@ -162,8 +162,9 @@ def test_a_second_release_of_one_hold_is_not_held(location: Place) -> None:
     second = held(Lock(store, key))
 
     for call in (first.release, first.extend, first.ensure_held):
-        with pytest.raises(NotHeld, match=key):
+        with pytest.raises(NotHeld, match=key) as caught:
             call()
+        assert (caught.value.key, caught.value.location) == (key, store.traits.location)
 
     second.ensure_held()
     second.extend()
