@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from caslock import Lock, connect
+from tests.support.command_line import python
 from tests.support.servers import Server
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str) -> str:
-    """Run Python with warnings shown, and return what it has written."""
-    command = [sys.executable, "-W", "default", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
 
 AT_EXIT = """
 import asyncio, atexit, time
@@ -45,7 +32,7 @@ def last():
 @pytest.mark.parametrize("before", ["", "last()"])
 def test_locks_work_as_the_interpreter_ends(before: str) -> None:
     """An atexit handler can lock, with threads and with asyncio over a blocking store, used before or not."""
-    assert run("-c", AT_EXIT + before) == "locked\n" * (2 if before else 1)
+    assert python("-W", "default", "-c", AT_EXIT + before) == (0, "locked\n" * (2 if before else 1), "")
 
 
 LOOP_END = """
@@ -88,7 +75,7 @@ print("done")
 @pytest.mark.parametrize("how", ["renewed", "not renewed"])
 def test_a_loop_that_ends_leaves_no_connection_open(redis_server: Server, how: str) -> None:
     """It ends with locks held, waited for, renewed, and left open in a generator: no ResourceWarning is shown."""
-    assert run("-c", LOOP_END, redis_server.url, how) == "done\n"
+    assert python("-W", "default", "-c", LOOP_END, redis_server.url, how) == (0, "done\n", "")
 
 
 HELD = """
@@ -117,14 +104,6 @@ FREES_IT = {
 @pytest.mark.parametrize("ending", [*LEAVES_IT, *FREES_IT])
 def test_a_process_frees_its_key_if_it_leaves_the_block(ending: str, tmp_path: Path) -> None:
     """As `docs/stores.md` says: what ends Python without leaving its ``with`` blocks leaves the key to the lease."""
-    code = HELD + (LEAVES_IT | FREES_IT)[ending]
-    subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
+    python("-c", HELD + (LEAVES_IT | FREES_IT)[ending], cwd=tmp_path)
     with connect(f"sqlite:///{tmp_path}/locks.db") as store:
         assert Lock(store, "key").locked() == (ending in LEAVES_IT)
