@@ -21,6 +21,8 @@ from caslock import (
     Lock,
     MultiHold,
     MultiLock,
+    QuorumLock,
+    ReadWriteLock,
     Traits,
 )
 from caslock.protocol import record
@@ -165,19 +167,22 @@ def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., Making]
         asyncio.run(acquire())
 
 
-@every_lock
-@pytest.mark.parametrize("key", ["", "x" * 1025, chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80) * 2])
-def test_a_key_must_be_1_to_1024_characters(make: Callable[..., Making], key: str) -> None:
-    """An empty key, one of 1,025 characters and one with a lone surrogate are ValueErrors."""
-    with pytest.raises(ValueError, match="key"):
-        make(STORE, key)
+@pytest.mark.parametrize(
+    "make", [*MAKERS, ReadWriteLock, lambda _, key: QuorumLock([MemoryStore() for _ in range(3)], key)]
+)
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        *((key, ValueError) for key in ("", "x" * 1025, chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80) * 2)),
+        *((key, TypeError) for key in (None, 42, b"room", ["room"], ("a", "b"))),
+    ],
+)
+def test_a_key_must_be_1_to_1024_characters(make: Callable[..., Making], key: object, error: type[Exception]) -> None:
+    """An empty key, one of 1,025 characters and one with a lone surrogate are ValueErrors, what is no str a TypeError.
 
-
-@every_lock
-@pytest.mark.parametrize("key", [None, 42, b"room", ["room"], ("a", "b")])
-def test_a_key_must_be_text(make: Callable[..., Making], key: object) -> None:
-    """A key that is no str is a TypeError."""
-    with pytest.raises(TypeError, match="key"):
+    Of each kind of lock, before anything is sent.
+    """
+    with pytest.raises(error, match=r"key must|key contains a lone surrogate"):
         make(STORE, key)
 
 

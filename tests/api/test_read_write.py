@@ -30,13 +30,6 @@ ENOUGH = 50.0
 """Seconds; longer than anything here takes."""
 
 
-@pytest.mark.parametrize(("key", "error"), [("", ValueError), (5, TypeError)])
-def test_a_key_that_is_no_key_is_refused(memory: MemoryStore, key: str, error: type[Exception]) -> None:
-    """When the lock is made."""
-    with pytest.raises(error, match="key must"):
-        ReadWriteLock(memory, key)
-
-
 def test_many_read_or_one_writes(location: Place, pool: ThreadPoolExecutor) -> None:
     """Fences grow from hold to hold, on both sides, and nothing is left behind."""
     store, key = location.store(), fresh()

@@ -20,7 +20,6 @@ from caslock import (
     LockLost,
     NotAcquired,
     NotHeld,
-    QuorumLock,
     StoreError,
     StoreUnavailable,
     connect,
@@ -480,12 +479,6 @@ def test_force_release_lets_the_next_one_of_this_process_in(store: Timed) -> Non
         assert until(lambda: queue.waiting)
         assert Lock(store, "k").force_release() is not None
         assert waiting.result(50) is not None
-
-
-def test_the_key_of_a_quorum_lock_is_checked() -> None:
-    """Before anything is sent."""
-    with pytest.raises(ValueError, match="key"):
-        QuorumLock([MemoryStore() for _ in range(3)], "")
 
 
 @pytest.mark.usefixtures("background")
