@@ -87,7 +87,8 @@ BAD_SETTINGS: list[tuple[str, object, type[Exception], str]] = [
     ),
     *(("retry", (bad, 0), ValueError, "retry") for bad in (-1, 101, 0.5, "1", math.nan)),
     *(("retry", (0, bad), ValueError, "retry") for bad in (-1, 101)),
-    *(("retry", bad, TypeError, "retry") for bad in (3, None, (1, 2, 3))),
+    *(("retry", bad, TypeError, "retry must be two numbers") for bad in (3, None, (1, 2, 3))),
+    ("on_lost", 3, TypeError, "on_lost must be callable, or None, not 3"),
     ("on_lost", too_late, TypeError, "on_lost must be a plain function, not an `async def`"),
     *(("auto_renew", bad, TypeError, "auto_renew") for bad in ("no", 0, None)),  # "no" would be taken for True
 ]

@@ -196,7 +196,8 @@ MAKERS: dict[str, Callable[[MemoryStore], object]] = {
 def test_no_lock_and_no_hold_is_copied(memory: MemoryStore, kind: str, copied: Callable[[object], object]) -> None:
     """A copy would re-enter what the original holds: copy and pickle raise a TypeError that says what to do."""
     thing = MAKERS[kind](memory)
-    what = "send the store URL and the key" if kind.endswith("Lock") else "pass its fence"
+    keys = "keys" if "Multi" in kind else "key"
+    what = f"send the store URL and the {keys}, " if kind.endswith("Lock") else "pass its fence"
     with pytest.raises(TypeError, match=f"{kind} can't be copied or pickled: {what}"):
         copied(thing)
 

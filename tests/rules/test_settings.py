@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from caslock import AsyncMultiLock, Lock, MultiLock
 from caslock.local import settings
 from caslock.local.settings import Own
-from caslock.stores.memory import MemoryStore
 
 
 def test_a_timeout_of_zero_is_a_number() -> None:
@@ -32,18 +30,3 @@ WAITS: list[tuple[float | Own, bool, float | None]] = [
     (-1, True, None),
     (2, True, 2.0),
 ]
-
-
-def test_what_is_wrong_is_refused() -> None:
-    """With the name of the argument, and what it has to be."""
-    with pytest.raises(TypeError, match="on_lost must be callable, or None, not 3"):
-        settings.check_callback("on_lost", 3)
-    with pytest.raises(TypeError, match="retry must be two numbers"):
-        settings.check_retry(5)  # type: ignore[arg-type] # the mistake
-
-
-def test_locks_that_are_copied_say_what_to_do(memory: MemoryStore) -> None:
-    """They name the key or the keys."""
-    assert "and the key, " in str(settings.not_copied(Lock(memory, "k")))
-    several = MultiLock(memory, ["k"]), AsyncMultiLock(memory, ["k"])
-    assert all("and the keys, " in str(settings.not_copied(each)) for each in several)
