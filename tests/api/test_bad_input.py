@@ -210,19 +210,15 @@ def test_locks_that_are_handed_over_take_no_settings(
 
 @every_lock
 @pytest.mark.parametrize(
-    "store", [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis()], ids=lambda it: type(it).__name__
+    "store",
+    [None, "redis://localhost", {}, redis.Redis(), redis.asyncio.Redis(), MemoryStore],
+    ids=lambda it: type(it).__name__,
 )
 def test_a_store_must_be_one(make: Callable[..., Making], store: object) -> None:
-    """A URL, a dict or a client in place of the store is a TypeError that says how to make one."""
-    with pytest.raises(TypeError, match=r"caslock\.connect"):
+    """A URL, a dict, a client or a class in place of the store is a TypeError that says how to make one."""
+    what = "expected a store, not the class MemoryStore.*" if store is MemoryStore else ""
+    with pytest.raises(TypeError, match=rf"{what}caslock\.connect"):
         make(store, "key")
-
-
-@every_lock
-def test_a_store_is_not_a_class(make: Callable[..., Making]) -> None:
-    """The class of a store has all verbs too, but is none: a TypeError names it and says to make one."""
-    with pytest.raises(TypeError, match=r"expected a store, not the class MemoryStore.*caslock\.connect"):
-        make(MemoryStore, "key")
 
 
 def test_extend_checks_its_ttl_before_it_asks() -> None:
@@ -256,12 +252,18 @@ def test_keys_must_be_several(kind: Callable[..., Making]) -> None:
 def test_locks_must_be_locks_of_the_same_api(
     kind: Callable[..., Making], one: Callable[..., Making], other: Callable[..., Making]
 ) -> None:
-    """A store without keys, keys without a store, and a lock of the other API are TypeErrors."""
-    for wrong in (STORE, ["a", "b"], "room", [one(STORE, "a"), "b"], [one(STORE, "a"), other(STORE, "b")], None, 5):
+    """A store without keys, keys without a store, a single lock, and one of the other API are TypeErrors."""
+    for wrong in (STORE, ["a", "b"], "room", [one(STORE, "a"), "b"], None, 5):
         with pytest.raises(TypeError):
             kind(wrong)
-    with pytest.raises(TypeError, match=f"use {'Async' if kind is MultiLock else ''}MultiLock"):
-        kind([one(STORE, "a"), other(STORE, "b")])
+    told = f"expected a store and keys, or {one.__name__} objects, not "
+    for wrong, named in ((one(STORE, "a"), ""), ([1], r"\[1\]")):  # of no lock it is said which class locks several
+        with pytest.raises(TypeError, match=told + named):
+            kind(wrong)
+    for locks in ([one(STORE, "a"), other(STORE, "b")], [other(STORE, "b")]):
+        use = f"expected {one.__name__} objects; use {other.__name__[:-4]}MultiLock for {other.__name__} objects"
+        with pytest.raises(TypeError, match=use):
+            kind(locks)
 
 
 @pytest.mark.parametrize("kind", [MultiLock, AsyncMultiLock])
@@ -272,13 +274,6 @@ def test_keys_that_are_missing_are_asked_for(
     """A store without keys, or with what is no list of them: the error is about the keys, not about the store."""
     with pytest.raises(TypeError, match=rf"^keys must be a list such as \['room:42'\], not {told}$"):
         kind(*arguments)
-
-
-@pytest.mark.parametrize(("kind", "one"), [(MultiLock, Lock), (AsyncMultiLock, AsyncLock)])
-def test_one_lock_is_not_several(kind: Callable[..., Making], one: Callable[..., Making]) -> None:
-    """A single lock in place of several is a TypeError."""
-    with pytest.raises(TypeError, match="expected a store and keys"):
-        kind(one(STORE, "a"))
 
 
 def test_the_largest_record_fits(location: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 
 from caslock import (
-    AsyncLock,
     Entry,
     Hold,
     Lock,
@@ -559,14 +558,6 @@ def test_several_puts_without_an_answer_are_given_up_together(
     assert background.left == 4
     assert [f"'{key}'" in note for key, note in zip(keys, caught.value.__notes__, strict=True)] == [True] * len(keys)
     assert interrupted or "'a'" in str(caught.value)
-
-
-def test_what_is_no_lock_is_named_as_it_is() -> None:
-    """Only of locks it is said which class locks several of them."""
-    with pytest.raises(TypeError, match=r"expected a store and keys, or Lock objects, not \[1\]"):
-        MultiLock([1])  # type: ignore[list-item] # that is wrong
-    with pytest.raises(TypeError, match="expected Lock objects; use AsyncMultiLock for AsyncLock objects"):
-        MultiLock([AsyncLock(MemoryStore(), "k")])  # type: ignore[list-item] # as above
 
 
 def test_keys_of_which_nothing_is_left_are_not_named(store: Timed, background: Background) -> None:
