@@ -98,6 +98,9 @@ def test_an_inner_block_does_not_release_the_outer_hold() -> None:
         outer.ensure_held()
         assert Lock(store, "key").acquire(timeout=0) is None
     assert not lock.locked()
+    with pytest.raises(NotHeld):  # as an `RLock` does
+        inner()
+    assert not lock.locked()
 
 
 def test_a_try_that_could_not_look_again_raises_instead_of_returning_none() -> None:

@@ -19,8 +19,8 @@ from caslock.store import ABSENT, Traits
 from tests.support.locations import present
 from tests.support.scripted import START, Scripted
 
-OWNER, TTL, NOW = "host:me", 30.0, START
-STAMP = Stamp("2026-01-01T00:00:00+00:00", "host", 7, "a note")
+OWNER, TTL, NOW = 'own "ü" %s {} \\', 30.0, START
+STAMP = Stamp("2026-01-01T00:00:00+00:00", "host", 7, '100 % "ü" {}')
 
 
 def attempt(hold_id: str = "mine.2", ttl: float = TTL) -> Attempt:
