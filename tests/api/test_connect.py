@@ -235,7 +235,7 @@ MISTAKES = {
     "MemoryStore": ["sqlite:///", "sqlite:///:memory:"],
     "control character": ["sqlite:///x.db\n", "redis://h/0\r\n"],
     "number of seconds": ["sqlite:///x.db?timeout=soon"],
-    "timeout must be": ["sqlite:///x.db?timeout=nan"],
+    "timeout must be": [f"sqlite:///x.db?timeout={seconds}" for seconds in (-1, math.nan, math.inf, 86_401)],
     "there is no option mode": ["sqlite:///x.db?timeout=1&mode=ro&cache=shared"],
     "timeout is given twice": ["sqlite:///x.db?timeout=1&timeout=2"],
     "timeout must be .* at most 86400": ["memcached://h?timeout=3e6"],
@@ -564,10 +564,11 @@ def test_a_server_that_hangs_up(make: Callable[[str], Any], url: str) -> None:
 
 SCRIPT = """
 import sys, caslock
-sys.modules["redis"] = sys.modules["pymemcache"] = None
+sys.modules["redis"] = sys.modules["pymemcache"] = sys.modules["kazoo"] = None
 for make in (caslock.connect, caslock.connect_async):
     make("memory://"), make("sqlite:///x.db")
-    for scheme, extra in {"redis": "redis", "rediss": "redis", "unix": "redis", "memcached": "memcached"}.items():
+    kinds = {name: name for name in ("redis", "memcached", "zookeeper")} | {"rediss": "redis", "unix": "redis"}
+    for scheme, extra in kinds.items():
         try:
             make(f"{scheme}://gast:hunter2@localhost")
         except ModuleNotFoundError as error:

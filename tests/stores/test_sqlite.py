@@ -564,13 +564,6 @@ def test_without_a_timeout_no_verb_waits_for_ever(path: Path) -> None:
         assert watch.elapsed >= store.traits.request_timeout * 0.9
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), 86_401])
-def test_a_timeout_that_cannot_be_meant_is_refused(path: Path, timeout: float) -> None:
-    """Timeouts are from 0 to a day."""
-    with pytest.raises(ValueError, match="timeout must be"):
-        SQLiteStore(path, timeout=timeout)
-
-
 def test_one_file_is_one_place(tmp_path: Path, path: Path, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the path is spelt, the location is the same; it is fixed when the store is made."""
     (tmp_path / "folder").mkdir()

@@ -18,7 +18,6 @@ import pytest
 from kazoo import exceptions
 from kazoo.client import KazooClient
 
-import caslock
 from caslock import Lock, StoreUnavailable, connect
 from caslock.stores.zookeeper import ZooKeeperStore
 from caslock.stores.zookeeper.failures import Failures
@@ -285,13 +284,6 @@ def test_tls_is_spoken_and_verified(certificates: Path, tmp_path: Path) -> None:
         ):
             with ZooKeeperStore(url, timeout=timeout) as store:
                 assert isinstance(unsent(partial(put, store, "k"), reason).__cause__, ssl.SSLError | OSError)
-
-
-def test_the_extra_is_named_where_kazoo_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without kazoo, `connect` says what to install."""
-    monkeypatch.setitem(__import__("sys").modules, "kazoo", None)
-    with pytest.raises(ModuleNotFoundError, match=r"caslock\[zookeeper\]"):
-        caslock.connect("zookeeper://db")
 
 
 @pytest.mark.parametrize(
