@@ -10,8 +10,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -384,9 +382,3 @@ def test_a_forked_child_is_another_process(tmp_path: Path) -> None:
     os.close(read)
     os.close(write)
     store.close()
-
-
-def test_the_names_are_imported_at_their_use() -> None:
-    """`import caslock` does not pay for elections, nor those of threads for asyncio."""
-    code = "import sys, caslock; caslock.Election; assert 'asyncio' not in sys.modules; caslock.AsyncElection"
-    subprocess.run([sys.executable, "-c", code], check=True)
