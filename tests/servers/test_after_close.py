@@ -14,7 +14,7 @@ from tests.support.locations import Place, fresh
 @pytest.mark.parametrize("location", ["redis", "memcached"], indirect=True)
 def test_a_closed_store_answers_and_leaves_no_connection_open(location: Place) -> None:
     """As a clean-up in the background asks it.  A socket that is left open is a ResourceWarning, which is an error."""
-    with connect(location.address.url) as store:
+    with connect(location.url) as store:
         store.get(fresh())
     assert store.get(fresh()) is None
     assert store.put_if_version(fresh(), b"value", 0, 10) is not None
@@ -27,7 +27,7 @@ def test_a_closed_store_answers_and_leaves_no_connection_open(location: Place) -
 @pytest.mark.parametrize("location", ["redis", "memcached"], indirect=True)
 def test_a_child_that_closes_the_store_closes_no_connection_of_its_parent(location: Place) -> None:
     """The connection that the parent has used just now is used again."""
-    with connect(location.address.url) as store:
+    with connect(location.url) as store:
         entry = store.put_if_version(key := fresh(), b"value", 0, 60)
         child = os.fork()
         if not child:

@@ -10,24 +10,17 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import pytest
-import redis
-import redis.asyncio
-from pymemcache.client.base import Client
 
-from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store, StoreUnavailable
+from caslock import AsyncStore, Entry, Hold, Lock, Record, Semaphore, Store, StoreUnavailable, connect, connect_async
 from caslock.local import clock, thread_renewer
 from caslock.local.shared import shared_of
 from caslock.local.workers import Workers
 from caslock.protocol import record
 from caslock.protocol.attempt import Attempt
-from caslock.stores.memcached import MemcachedStore
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from caslock.stores.redis import AsyncRedisStore, RedisStore
-from caslock.stores.sqlite import SQLiteStore
-from tests.support.servers import Server
 
 T = TypeVar("T")
 
@@ -38,37 +31,17 @@ EVERY: Final = (*KINDS, "postgresql", "mysql", "zookeeper", "etcd", "nats", "haz
 """The stores of a test that needs no more than a URL: see `url_of`."""
 
 
-class Address(NamedTuple):
-    """How to reach a location from any process."""
-
-    kind: str
-    url: str
-
-    def open(self) -> Store:
-        """Make a new store object for it."""
-        if self.kind == "sqlite":
-            return SQLiteStore(self.url)
-        if self.kind == "redis":
-            return RedisStore(redis.Redis.from_url(self.url))
-        host, _, port = self.url.removeprefix("memcached://").partition(":")
-        return MemcachedStore(Client((host, int(port)), timeout=20))
-
-
 class Place:
     """Where the locks of one test live."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    def __init__(self, kind: str, url: str) -> None:
+        self.kind, self.url = kind, url  # by which any process reaches it
         self._memory = MemoryStore()
         self._opened: list[Store] = []
 
-    @property
-    def kind(self) -> str:
-        return self.address.kind
-
     def store(self) -> Store:
         """Make a further store object for this location (of a memory there is only one); it is closed with the test."""
-        store = self._memory if self.kind == "memory" else self.address.open()
+        store = self._memory if self.kind == "memory" else connect(self.url)
         self._opened.append(store)
         return store
 
@@ -78,11 +51,8 @@ class Place:
         if self.kind == "memory":
             yield AsyncMemoryStore(self._memory)
         elif self.kind == "redis":
-            native = AsyncRedisStore(redis.asyncio.Redis.from_url(self.address.url))
-            try:
+            async with connect_async(self.url) as native:
                 yield native
-            finally:
-                await native.aclose()
         else:
             yield self.store()
 
@@ -94,13 +64,7 @@ class Place:
 @contextlib.contextmanager
 def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     """Return the location of that kind for one test."""
-    url = ""
-    if kind == "sqlite":
-        url = str(request.getfixturevalue("tmp_path") / "locks.db")
-    elif kind != "memory":
-        server: Server = request.getfixturevalue(f"{kind}_server")
-        url = server.url
-    location = Place(Address(kind, url))
+    location = Place(kind, url_of(kind, request, request.getfixturevalue("tmp_path")))
     try:
         yield location
     finally:
