@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -41,6 +40,7 @@ from caslock.local.workers import Workers
 from caslock.process import fork
 from caslock.protocol.lease import Lease
 from caslock.stores.memory import MemoryStore
+from tests.support.command_line import python
 from tests.support.locations import Place, Watched, fresh, held, make_due, observed, patient, present, until
 
 T = TypeVar("T")
@@ -149,8 +149,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of the fork before any hook runs")
 def test_what_an_earlier_hook_of_the_child_acquires_is_its_own() -> None:
     """A hook that was registered before caslock's runs before it in the child, and may lock there."""
-    done = subprocess.run([sys.executable, "-c", EARLY_HOOK], capture_output=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert python("-c", EARLY_HOOK) == (0, "", "")
 
 
 def test_a_child_can_lock_for_itself(location: Place) -> None:
@@ -654,8 +653,7 @@ print(*sorted(seen), sep=", ")
 def test_a_signal_handler_may_use_the_same_key(kind: str, tmp_path: Path) -> None:
     """A handler with another Lock of the key that its thread is just taking gets an answer at any moment: no hang."""
     where = kind if kind == "memory" else str(tmp_path / "locks.db")
-    told = subprocess.run([sys.executable, "-c", SAME_KEY, where], capture_output=True, text=True, check=False)
-    assert (told.stdout.strip(), told.returncode) == ("had, held by the program", 0), told.stderr
+    assert python("-c", SAME_KEY, where) == (0, "had, held by the program\n", "")
 
 
 COLLECTED = """
@@ -693,8 +691,7 @@ print("done")
 
 def test_a_del_that_releases_does_not_hang() -> None:
     """A `__del__` that the collector runs in the middle of a verb of the memory store gets an answer: no hang."""
-    told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
-    assert (told.stdout.strip(), told.returncode) == ("done", 0), told.stderr
+    assert python("-c", COLLECTED) == (0, "done\n", "")
 
 
 class Interruption(BaseException):

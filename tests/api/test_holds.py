@@ -8,8 +8,6 @@ import copy
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -31,6 +29,7 @@ from caslock import (
     Semaphore,
 )
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.support.command_line import python
 from tests.support.locations import present
 from tests.support.loops import in_a_loop
 
@@ -222,10 +221,10 @@ gc.collect()
 
 def test_a_forgotten_hold_warns() -> None:
     """In the development mode of Python, as an open file does: each hold that nobody can release any more."""
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", FORGETFUL], capture_output=True, text=True, check=False)
-    forgotten = sorted(re.findall("ResourceWarning: unreleased <(.*): .* s remaining>", done.stderr))
+    status, _, errors = python("-X", "dev", "-c", FORGETFUL, PYTHONWARNINGS="")
+    forgotten = sorted(re.findall("ResourceWarning: unreleased <(.*): .* s remaining>", errors))
     expected = ["AsyncHold of 'both'", "AsyncHold of 'forgotten too'", "Hold of 'forgotten'"]
-    assert (done.returncode, forgotten) == (0, expected), done.stderr
+    assert (status, forgotten) == (0, expected), errors
 
 
 @pytest.mark.parametrize("kind", [Lock, AsyncLock, MultiLock, Semaphore, ReadWriteLock, QuorumLock])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,8 @@ from caslock.store import ABSENT, WOKEN, Entry
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
+from tests.support.command_line import python
 from tests.support.locations import present, until
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 class Clock:
@@ -193,7 +190,7 @@ assert interrupted == 3000
 @pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="python/cpython#148874: see docs/failures.md")
 def test_an_interrupted_wait_leaves_nothing() -> None:
     """KeyboardInterrupt at any moment of a wait leaves nobody in line."""
-    subprocess.run([sys.executable, "-c", INTERRUPT], cwd=ROOT, check=True, timeout=250)
+    assert python("-c", INTERRUPT) == (0, "", "")
 
 
 def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: MemoryStore) -> None:
@@ -268,4 +265,4 @@ for thread in threads:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_none_of_the_waiters() -> None:
     """It has a copy at a place of its own: its removals wake nobody, and the parent still has its waiters."""
-    subprocess.run([sys.executable, "-c", FORK_WHILE_WAITING], cwd=ROOT, check=True, timeout=250)
+    assert python("-c", FORK_WHILE_WAITING) == (0, "", "")
