@@ -81,6 +81,16 @@ def apis(kind: Callable[..., Any], native: Callable[..., Any]) -> Any:  # noqa: 
     return each
 
 
+def on_shared(server: str) -> Any:  # noqa: ANN401 - as above
+    """Make the fixture `store`, which gives one of each API of the file, on the server of that fixture."""
+
+    @pytest.fixture(name="store")
+    def one(api: Opening, request: pytest.FixtureRequest) -> Opened:
+        return api.open(request.getfixturevalue(server).url)
+
+    return one
+
+
 @contextlib.contextmanager
 def opening(kind: Callable[..., Any], *, blocking: bool) -> Iterator[Opening]:
     """Make stores of a class; `blocking`: it is one for blocking code."""

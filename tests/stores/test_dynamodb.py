@@ -27,7 +27,7 @@ from caslock.testing.drive import on_loop
 from caslock.testing.proxy import FaultProxy, foreign_port
 from caslock.testing.steps import again
 from tests.stores import opening
-from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, put
+from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, on_shared, put
 from tests.support.locations import fresh
 from tests.support.servers import HOST, Server
 
@@ -36,12 +36,7 @@ WEEK = 7 * 24 * 3600
 Client = Any  # of boto3, which ships no types
 
 api = apis(DynamoDBStore, AsyncDynamoDBStore)
-
-
-@pytest.fixture
-def store(api: Opening, dynamodb_server: Server) -> Opened:
-    """A store on the shared server."""
-    return api.open(dynamodb_server.url)
+store = on_shared("dynamodb_server")
 
 
 @pytest.fixture(scope="module")

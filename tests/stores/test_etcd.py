@@ -34,6 +34,7 @@ from tests.stores.opening import (
     expect_requests,
     expect_tls_of_both_sides,
     expect_woken,
+    on_shared,
     put,
     refusal,
     unsent,
@@ -61,12 +62,7 @@ def leases(server: Server) -> set[str]:
 
 
 api = apis(EtcdStore, AsyncEtcdStore)
-
-
-@pytest.fixture
-def store(api: Opening, etcd_server: Server) -> Opened:
-    """A store on the shared server."""
-    return api.open(etcd_server.url)
+store = on_shared("etcd_server")
 
 
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:

@@ -31,6 +31,7 @@ from tests.stores.opening import (
     apis,
     expect_refused,
     expect_requests,
+    on_shared,
     put,
     refusal,
     unsent,
@@ -39,14 +40,9 @@ from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Member, Server, hazelcast, private
 
 api = apis(HazelcastStore, AsyncHazelcastStore)
+store = on_shared("hazelcast_server")
 
 Map = Any  # of a client without types
-
-
-@pytest.fixture
-def store(api: Opening, hazelcast_server: Server) -> Opened:
-    """A store on the shared server."""
-    return api.open(hazelcast_server.url)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from tests.stores.opening import (
     expect_tls_of_both_sides,
     expect_woken,
     finds,
+    on_shared,
     put,
     refusal,
     unsent,
@@ -71,12 +72,7 @@ def make_bucket(server: Server, name: str, **settings: object) -> str:
 
 
 api = apis(NatsStore, AsyncNatsStore)
-
-
-@pytest.fixture
-def store(api: Opening, nats_server: Server) -> Opened:
-    """A store on the shared server."""
-    return api.open(nats_server.url)
+store = on_shared("nats_server")
 
 
 # Requests and markers

@@ -47,6 +47,7 @@ from tests.stores.opening import (
     expect_refused,
     made,
     microseconds,
+    on_shared,
     put,
     refusal,
     unsent,
@@ -62,16 +63,11 @@ Opened = Any  # a store of either API, whose verbs block
 
 
 api = apis(partial(made, RedisStore), partial(made, AsyncRedisStore))
+store = on_shared("redis_server")
 
 
 def client(api: Opening, url: str, **options: Option) -> Client:
     return (redis if api.blocking else redis.asyncio).Redis.from_url(url, **options)
-
-
-@pytest.fixture
-def store(api: Opening, redis_server: Server) -> Opened:
-    """A store."""
-    return api.open(redis_server.url)
 
 
 def age(store: Store) -> None:

@@ -34,6 +34,7 @@ from tests.stores.opening import (
     expect_refused,
     expect_requests,
     microseconds,
+    on_shared,
     put,
     unsent,
 )
@@ -41,14 +42,9 @@ from tests.support.locations import fresh, until
 from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, Kind, Server, free_port, missing, private, tair_module
 
 api = apis(TairStore.from_url, AsyncTairStore.from_url)
+store = on_shared("tair_server")
 
 refusal = partial(opening.refusal, place="tair://")
-
-
-@pytest.fixture
-def store(api: Opening, tair_server: Server) -> Store:
-    """Return a store on the shared server."""
-    return api.open(tair_server.url)
 
 
 @pytest.fixture
