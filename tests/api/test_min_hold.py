@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from caslock import Lock, LockLost, MultiLock, NotAcquired, Store, StoreUnavailable
+from caslock.protocol.attempt import Retry
 from caslock.stores.memory import MemoryStore
-from caslock.testing.faults import Fault, FaultyStore, late, lose_reply, lose_request, raising
+from caslock.testing.faults import Fault, FaultyStore, Verb, late, lose_reply, lose_request, raising
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import Place, Watched, fresh, held, observed, present, until
 
@@ -123,38 +125,29 @@ def test_force_release_frees_what_is_kept(location: Place) -> None:
     assert Lock(store, key).holder() is None
 
 
-@pytest.mark.parametrize("fault", [lose_reply, lose_request, late(before=2)], ids=["reply", "request", "late"])
-def test_a_release_without_an_answer_keeps_the_key(memory: MemoryStore, fault: Fault) -> None:
-    """A reply or a request that is lost, or late, changes nothing: the key is kept for the time that is left."""
+@pytest.mark.parametrize(
+    ("verb", "fault", "raised"),
+    [
+        *(("put_if_version", fault, None) for fault in (lose_reply, lose_request, late(before=2))),
+        *(("put_if_version", raising(KeyboardInterrupt, applied=here), KeyboardInterrupt) for here in (False, True)),
+        ("any", lose_request, StoreUnavailable),
+    ],
+)
+def test_a_release_without_an_answer_keeps_the_key(
+    memory: MemoryStore, verb: Verb, fault: Fault, raised: type[BaseException] | None
+) -> None:
+    """One that is lost, late or interrupted keeps it, and one that got no answer at all when it is called again."""
     store, key = FaultyStore(memory), fresh()
-    hold = held(Lock(store, key, min_hold=60))
-    store.on("put_if_version", 1, fault)
-    hold.release()
-    store.deliver()
+    hold = held(Lock(store, key, min_hold=60, retry=Retry(0, 0) if verb == "any" else Retry()))
+    store.on(verb, range(1, 3 if verb == "any" else 2), fault)
+    with pytest.raises(raised) if raised else contextlib.nullcontext():
+        hold.release()
+    if raised is StoreUnavailable:
+        hold.release()
+    if raised is None:
+        store.deliver()
     assert present(observed(memory, key)).kept
     assert not is_free(memory, key)
-
-
-def test_a_release_can_be_called_again(memory: MemoryStore) -> None:
-    """A release that got no answer at all can be called again, and keeps the key then."""
-    store, key = FaultyStore(memory), fresh()
-    hold = held(Lock(store, key, min_hold=60, retry=(0, 0)))
-    store.on("any", range(1, 3), lose_request)
-    with pytest.raises(StoreUnavailable):
-        hold.release()
-    hold.release()
-    assert present(observed(memory, key)).kept
-
-
-def test_an_interrupted_release_keeps_the_key(memory: MemoryStore) -> None:
-    """Ctrl-C in the release: it is released first, and kept."""
-    for applied in (False, True):
-        store, key = FaultyStore(memory), fresh()
-        hold = held(Lock(store, key, min_hold=60))
-        store.on("put_if_version", 1, raising(KeyboardInterrupt, applied=applied))
-        with pytest.raises(KeyboardInterrupt):
-            hold.release()
-        assert present(observed(memory, key)).kept
 
 
 def test_a_lost_lease_keeps_nothing(memory: MemoryStore) -> None:
