@@ -202,7 +202,11 @@ def test_a_memory() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_a_store_of_somebody_else() -> None:
-    """An entry point may name a class with `from_url` or a callable; asyncio prefers a store of its own group."""
+    """An entry point may name a class with `from_url` or a callable; asyncio prefers a store of its own group.
+
+    A scheme of caslock's own is never somebody else's.  A prefix is given to such a store only if there is one, and it
+    may refuse it.
+    """
     assert type(connect("shop://x")).__name__ == "Shop"
     assert getattr(connect("STALL://x?y"), "url", None) == "STALL://x?y"
     assert type(connect_async("shop://x")).__name__ == "AsyncShop"
@@ -210,12 +214,9 @@ def test_a_store_of_somebody_else() -> None:
     assert type(connect_async("bazaar://x")).__name__ == "AsyncShop"
     with pytest.raises(ValueError, match="bazaar"):  # It is for asyncio only.
         connect("bazaar://x")
-
-
-@pytest.mark.usefixtures("plugin")
-def test_no_entry_point_replaces_our_own() -> None:
-    """A scheme of caslock's own is never somebody else's."""
     assert type(connect("redis://localhost")).__name__ == "RedisStore"
+    with pytest.raises(TypeError, match="prefix"):
+        connect("shop://x", prefix="p")
 
 
 @BOTH
@@ -428,13 +429,6 @@ def test_settings_that_a_store_has_not(make: Callable[..., object], url: str) ->
     if "memcached" not in url:
         with pytest.raises(ValueError, match=r"has no prefix; only Redis, Tair, memcached and etcd do"):
             make(url, prefix="p")
-
-
-@pytest.mark.usefixtures("plugin")
-def test_settings_of_somebody_else() -> None:
-    """A store of somebody else's is given a prefix only if there is one, and may refuse it."""
-    with pytest.raises(TypeError, match="prefix"):
-        connect("shop://x", prefix="p")
 
 
 def test_a_client(redis_server: Server, memcached_server: Server) -> None:
