@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from caslock.local.changes import Changes, Looks
 from caslock.local.hold import Holding
-from caslock.local.lock import CommonSettings, Shown, SingleLock, with_defaults
-from caslock.local.settings import not_copied
+from caslock.local.lock import CommonSettings, LockObject, SingleLock, with_defaults
 from caslock.process.fork import PerProcess
 
 if TYPE_CHECKING:
@@ -22,12 +21,10 @@ H = TypeVar("H", bound=Holding)
 L = TypeVar("L", bound=SingleLock[Any, Any])
 
 
-class Candidates(Generic[S, H, L]):
+class Candidates(LockObject, Generic[S, H, L]):
     """The candidates of one object: its threads or tasks."""
 
     _lock_type: type[L]
-    _settings: ClassVar[type] = CommonSettings
-    __signature__: ClassVar[Shown] = Shown()
 
     def __init__(
         self, store: S, key: str, *, timeout: float | None = None, **settings: Unpack[CommonSettings[H]]
@@ -51,10 +48,6 @@ class Candidates(Generic[S, H, L]):
         self._lock: L = make(store, key, timeout=timeout, **with_defaults(settings))
         shared = cast("Shared", self._lock._state.runtime.shared)
         self._looks = PerProcess(partial(shared.of_key, key, Looks))
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled, as a lock does."""
-        raise not_copied(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key!r} at {self._lock._state.runtime.store.traits.location}>"

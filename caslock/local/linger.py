@@ -20,7 +20,6 @@ from caslock.process.fork import at_fork, generation
 from caslock.protocol import release
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import HELD, LINGERING, OVER
-from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
     from caslock.local.hold import Holding
@@ -108,7 +107,7 @@ async def give_up(state: LockState, attempt: Attempt, limit: float = NEVER) -> N
         await release.release_quietly(state.runtime, attempt, limit)
     except (CaslockError, ValueError):
         if attempt.state is not OVER:
-            state.runtime.in_background(partial(release.release_quietly, state.runtime, attempt), FREE_TTL)
+            release.release_later(attempt)
     finally:
         state._held.pop(attempt.hold_id, None)
         state._queue.leave(attempt, state.runtime.now())

@@ -30,7 +30,6 @@ from caslock.protocol.lease import NEVER
 from caslock.protocol.life import ASKING, HAD, HELD, LEAVING, LINGERING, OVER
 from caslock.protocol.limits import last_start_of_three
 from caslock.protocol.record import shown
-from caslock.protocol.writes import FREE_TTL
 from caslock.store import ABSENT
 
 if TYPE_CHECKING:
@@ -467,7 +466,7 @@ class LockState:
         attempt = hold._attempt
         attempt.begin_release()
         self._forget(attempt)
-        self.runtime.in_background(partial(release.release_quietly, self.runtime, attempt), FREE_TTL)
+        release.release_later(attempt)
 
     def leaves_key(self, hold: Holding) -> bool:
         """Whether the release of `hold` removes the record, and nobody in this process waits for it."""

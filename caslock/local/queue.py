@@ -89,12 +89,8 @@ class LocalQueue:
     async def turn(self, attempt: Attempt, look_at: float, limit: float, *, once: bool = False) -> bool:
         """Wait for our turn until `limit`; return whether `attempt` is inside then.  Always `leave` afterwards.
 
-        Args:
-            attempt: already in the line, unless `once`.
-            look_at: when to look again who is inside, see `next_look`.
-            limit: when to stop waiting.
-            once: wait only until a lingering key is released.
-
+        It is in the line already, unless we wait only until a lingering key is released (`once`).  `look_at`: when to
+        look again who is inside, see `next_look`.
         """
         runtime, patience, until = attempt.runtime, 0.0, min(look_at, limit)
         if once and not self._join_behind_lingering(attempt, runtime.now()):

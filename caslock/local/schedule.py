@@ -79,13 +79,11 @@ class Schedule:
         # By id: an attempt that is gone leaves its place to the next one, so short holds do not pile up.
         self._new: dict[int, weakref.ref[Attempt]] = {}
         self._looks: list[_Look] = []  # a heap
-        self._attempts: dict[_Look, list[weakref.ref[Attempt]]] = {}
-        self._size = 0
         self._most = _MOST_DEAD
 
     def __len__(self) -> int:
         """Return how many attempts it refers to; a hold is forgotten some time after its end."""
-        return len(self._new) + self._size
+        return len(self._new) + len(self._looks)
 
     @property
     def next(self) -> float:
@@ -106,13 +104,10 @@ class Schedule:
         self._sort_in()
         due = Due([], [], [])
         while self._looks and self._looks[0][0] <= now:
-            when, asked = look = heapq.heappop(self._looks)
-            references = self._attempts.pop(look, ())
-            self._size -= len(references)
-            for reference in references:
-                attempt = _awaited(reference, when)
-                if attempt is not None:
-                    self._look_at(attempt, now, due, asked=asked)
+            look = heapq.heappop(self._looks)
+            attempt = _awaited(look)
+            if attempt is not None:
+                self._look_at(attempt, now, due, asked=look[1])
         return due
 
     def _sort_in(self) -> None:
@@ -120,7 +115,7 @@ class Schedule:
             attempt = self._new.popitem()[1]()  # one by one, because others may be added meanwhile
             if attempt is not None and _is_looked_after(attempt):
                 self._at(_moment(attempt), attempt)
-        if self._size > self._most:
+        if len(self._looks) > self._most:
             self._forget_dead()
 
     def _look_at(self, attempt: Attempt, now: float, due: Due, *, asked: bool) -> None:
@@ -140,27 +135,21 @@ class Schedule:
                 due.late.append(attempt)
 
     def _at(self, when: float, attempt: Attempt, *, asked: bool = False) -> None:
-        # In this order: after an interrupt between the two, an earlier look still counts.
-        look = when, asked
-        if look not in self._attempts:
-            heapq.heappush(self._looks, look)
-        self._attempts.setdefault(look, []).append(weakref.ref(attempt))
-        self._size += 1
+        heapq.heappush(self._looks, (when, asked, next(_numbers), weakref.ref(attempt)))
         attempt.scheduled = when
 
     def _forget_dead(self) -> None:
-        alive = {look: [each for each in of_it if _awaited(each, look[0])] for look, of_it in self._attempts.items()}
-        self._attempts = {look: references for look, references in alive.items() if references}
-        self._looks = sorted(self._attempts)  # a sorted list is a heap
-        self._size = sum(map(len, self._attempts.values()))
-        self._most = max(_MOST_DEAD, 2 * self._size)
+        self._looks = sorted(filter(_awaited, self._looks))  # a sorted list is a heap
+        self._most = max(_MOST_DEAD, 2 * len(self._looks))
 
 
-_Look: TypeAlias = tuple[float, bool]  # when, and whether the renewal has been asked for
+_Look: TypeAlias = "tuple[float, bool, int, weakref.ref[Attempt]]"
+"""When; whether the renewal has been asked for; a number that no other look has; at which attempt."""
 
 
-def _awaited(reference: weakref.ref[Attempt], when: float) -> Attempt | None:
+def _awaited(look: _Look) -> Attempt | None:
     """Return the attempt to look at; None: it is held no longer, or another look has replaced this one."""
+    when, _, _, reference = look
     attempt = reference()
     looks = attempt is not None and attempt.scheduled == when and _is_looked_after(attempt)
     return attempt if looks else None
@@ -199,11 +188,8 @@ class Renewals:
     ) -> None:
         """Renew nothing yet.
 
-        Args:
-            start: runs a coroutine in a thread, or in a task, and calls a function when that has ended.
-            watch: schedules the next renewal.
-            batches: whether the store can renew several leases in one request.
-
+        `start` runs a coroutine in a thread or task, and calls a function when that has ended.  `watch` schedules the
+        next renewal.  `batches`: whether the store can renew several leases in one request.
         """
         self._start, self._watch = start, watch
         self._together, self._most = (MOST_TOGETHER, MOST_BATCHES) if batches else (1, MOST_RENEWING)

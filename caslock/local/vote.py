@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from caslock.errors import NotAcquired, StoreError
 from caslock.local.reports import warn_of_missing_vote
 from caslock.protocol import acquire, release, renew, withdraw
 from caslock.protocol.life import OVER
-from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
     import weakref
@@ -53,7 +51,7 @@ async def leave(ballot: Ballot, part: Attempt) -> None:
     """Release a lease; if there is no answer, go on in the background."""
     failure = await _failure_of(release.release(part.runtime, part))
     if part.state is not OVER:
-        part.runtime.in_background(partial(release.release_quietly, part.runtime, part), FREE_TTL)
+        release.release_later(part)
     ballot.end(part, failure)
 
 

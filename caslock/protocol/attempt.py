@@ -156,13 +156,9 @@ class Attempt:
     ) -> None:
         """Begin with nothing sent.
 
-        Args:
-            terms: what all attempts of a Lock object have in common.
-            hold_id: ``<nonce of the Lock object>.<number>``: the proof that a record is this attempt's.
-            stamps: gives what a record of this moment says for people, and how the first one is written.
-            mutex: lets one renewal, extension or release at a time.
-            caller: the thread or task that acquires; later the one that has resumed it last.
-
+        `hold_id`, ``<nonce of the Lock object>.<number>``, is the proof that a record is this attempt's.  `stamps`
+        gives what a record of this moment says for people.  `mutex` lets one renewal, extension or release at a time.
+        `caller` is the thread or task that acquires; later the one that has resumed it last.
         """
         self.terms = terms
         self.runtime, self.key, self.owner, settings, _ = terms

@@ -32,20 +32,6 @@ class Ballot:
     instructions only.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "errors",
-        "events",
-        "granted",
-        "guard",
-        "in_time",
-        "is_open",
-        "parts",
-        "pending",
-        "unasked",
-        "won",
-    )
-
     def __init__(
         self, parts: Sequence[Attempt], guard: AbstractContextManager[object], events: Sequence[Event]
     ) -> None:

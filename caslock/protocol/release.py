@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,6 +16,7 @@ from caslock.protocol.record import Observed, Record
 from caslock.protocol.renew import who_holds
 from caslock.protocol.shares import with_fences
 from caslock.protocol.withdraw import withdraw
+from caslock.protocol.writes import FREE_TTL
 
 if TYPE_CHECKING:
     from caslock.protocol.attempt import Attempt
@@ -84,6 +86,12 @@ def _fail(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) ->
     if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
         error.sent = error.sent or sent
     raise attempt.failed("release", error, f". {rest}") from error
+
+
+def release_later(attempt: Attempt) -> None:
+    """Release in the background; see `release_quietly`."""
+    runtime = attempt.runtime
+    runtime.in_background(partial(release_quietly, runtime, attempt), FREE_TTL)
 
 
 async def release_quietly(runtime: Runtime, attempt: Attempt, limit: float) -> None:
