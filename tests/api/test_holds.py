@@ -8,8 +8,8 @@ import copy
 import inspect
 import pickle
 import re
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -33,8 +33,7 @@ from tests.support.command_line import python
 from tests.support.locations import present
 from tests.support.loops import in_a_loop
 
-if TYPE_CHECKING:
-    Acquire = Callable[[AsyncMemoryStore], Awaitable[AsyncHold | AsyncMultiHold]]
+Acquire = Callable[[Any], Any]
 
 HOLD = {"key", "owner", "fence", "lost", "remaining", "ensure_held", "extend", "hand_over", "release"}
 HOLDS = {"fences", "lost", "remaining", "ensure_held", "extend", "release"}
@@ -60,21 +59,53 @@ def several(memory: MemoryStore) -> MultiHold:
     return present(MultiLock(memory, ["k", "l"]).acquire(timeout=0))
 
 
-BOTH = pytest.mark.parametrize("acquire", [one, several])
+async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
+    return present(await AsyncLock(memory, "k").acquire(timeout=0))
 
 
-@BOTH
-def test_with_hold_releases_it(memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]) -> None:
+async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
+    return present(await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0))
+
+
+EACH = pytest.mark.parametrize("acquire", [one, several, async_one, async_several])
+
+
+@pytest.fixture
+def store(memory: MemoryStore, acquire: Acquire) -> MemoryStore | AsyncMemoryStore:
+    """Give the memory to locks of the API of `acquire`."""
+    return AsyncMemoryStore(memory) if inspect.iscoroutinefunction(acquire) else memory
+
+
+async def told(answer: Any) -> Any:  # noqa: ANN401 - of either API
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+@contextlib.asynccontextmanager
+async def entered(hold: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - as above
+    """Enter a hold by ``with`` or ``async with``."""
+    if isinstance(hold, (Hold, MultiHold)):
+        with hold as held:
+            yield held
+    else:
+        async with hold as held:
+            yield held
+
+
+@EACH
+@in_a_loop
+async def test_with_hold_releases_it(memory: MemoryStore, store: object, acquire: Acquire) -> None:
     """``with hold`` gives the hold, and releases it at the end of the block."""
-    hold = acquire(memory)
-    with hold as held:
+    hold = await told(acquire(store))
+    async with entered(hold) as held:
         assert held is hold
         assert memory.get("k") is not None
     assert memory.get("k") is None
     assert hold.remaining() == 0
+    with pytest.raises(NotHeld):
+        hold.ensure_held()
 
 
-@BOTH
+@pytest.mark.parametrize("acquire", [one, several])
 def test_with_hold_reports_a_loss_at_its_end(
     memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]
 ) -> None:
@@ -88,18 +119,39 @@ def test_with_hold_reports_a_loss_at_its_end(
     assert ["'k'" in note for note in error.__notes__] == [True]
 
 
-@BOTH
-def test_a_block_begins_with_a_lease(memory: MemoryStore, acquire: Callable[[MemoryStore], Hold | MultiHold]) -> None:
+@pytest.mark.parametrize("acquire", [async_one, async_several])
+@in_a_loop
+async def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire, store: AsyncMemoryStore) -> None:
+    """Loss cancels the block of ``async with hold`` as that of ``async with lock``, and is LockLost at its end."""
+    hold = await acquire(store)
+    cancelled = False
+    with pytest.raises(LockLost, match="'k'"):  # noqa: PT012 - raised at the end of the block
+        async with hold:
+            await AsyncLock(store, "k").force_release()
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                cancelled = True
+                raise
+    assert cancelled
+    task = present(asyncio.current_task())
+    assert not task.cancelling()
+
+
+@EACH
+@in_a_loop
+async def test_a_block_begins_with_a_lease(memory: MemoryStore, store: Any, acquire: Acquire) -> None:  # noqa: ANN401 - as above
     """``with hold`` of a released hold is NotHeld, of a lost one LockLost, and its block does not run."""
-    hold = acquire(memory)
-    hold.release()
-    with pytest.raises(NotHeld), hold:
-        pytest.fail("the body ran")
-    lost = acquire(memory)
-    Lock(memory, "k").force_release()
-    with pytest.raises(LockLost), lost:
-        pytest.fail("the body ran")
-    assert Lock(memory, "k").acquire(timeout=0) is not None
+    hold = await told(acquire(store))
+    await told(hold.release())
+    lost = await told(acquire(store))
+    lock = AsyncLock(store, "k") if isinstance(store, AsyncMemoryStore) else Lock(store, "k")
+    await told(lock.force_release())
+    for ended, error in ((hold, NotHeld), (lost, LockLost)):
+        with pytest.raises(error):
+            async with entered(ended):
+                pytest.fail("the body ran")
+    assert await told(lock.acquire(timeout=0)) is not None
     assert memory.get("l") is None, "a lost MultiHold has kept another of its keys"
 
 
@@ -113,69 +165,6 @@ def test_an_inner_with_releases_once(memory: MemoryStore) -> None:
     with contextlib.suppress(ValueError), hold, hold:
         raise error
     assert ["already been released" in note for note in error.__notes__] == [True]
-
-
-async def async_one(memory: AsyncMemoryStore) -> AsyncHold:
-    return present(await AsyncLock(memory, "k").acquire(timeout=0))
-
-
-async def async_several(memory: AsyncMemoryStore) -> AsyncMultiHold:
-    return present(await AsyncMultiLock(memory, ["k", "l"]).acquire(timeout=0))
-
-
-ASYNC_BOTH = pytest.mark.parametrize("acquire", [async_one, async_several])
-
-
-@ASYNC_BOTH
-@in_a_loop
-async def test_async_with_hold_releases_it(acquire: Acquire) -> None:
-    """``async with hold`` gives the hold, and releases it at the end of the block."""
-    memory = AsyncMemoryStore()
-    hold = await acquire(memory)
-    async with hold as held:
-        assert held is hold
-        assert await memory.get("k") is not None
-    assert await memory.get("k") is None
-    with pytest.raises(NotHeld):
-        hold.ensure_held()
-
-
-@ASYNC_BOTH
-@in_a_loop
-async def test_async_with_hold_is_cancelled_at_a_loss(acquire: Acquire) -> None:
-    """Loss cancels the block of ``async with hold`` as that of ``async with lock``, and is LockLost at its end."""
-    memory = AsyncMemoryStore()
-    hold = await acquire(memory)
-    cancelled = False
-    with pytest.raises(LockLost, match="'k'"):  # noqa: PT012 - raised at the end of the block
-        async with hold:
-            await AsyncLock(memory, "k").force_release()
-            try:
-                await asyncio.sleep(5)
-            except asyncio.CancelledError:
-                cancelled = True
-                raise
-    assert cancelled
-    task = present(asyncio.current_task())
-    assert not task.cancelling()
-
-
-@ASYNC_BOTH
-@in_a_loop
-async def test_an_async_block_begins_with_a_lease(acquire: Acquire) -> None:
-    """``async with hold`` of a released hold is NotHeld, of a lost one LockLost, and its block does not run."""
-    memory = AsyncMemoryStore()
-    hold = await acquire(memory)
-    await hold.release()
-    with pytest.raises(NotHeld):
-        async with hold:
-            pytest.fail("the body ran")
-    lost = await acquire(memory)
-    await AsyncLock(memory, "k").force_release()
-    with pytest.raises(LockLost):
-        async with lost:
-            pytest.fail("the body ran")
-    assert await AsyncLock(memory, "k").acquire(timeout=0) is not None
 
 
 MAKERS: dict[str, Callable[[MemoryStore], object]] = {
