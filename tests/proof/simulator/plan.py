@@ -6,7 +6,7 @@ A run that fails can therefore be shortened: by taking clients and rounds out of
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tests.proof.simulator.waits import NEVER
 
@@ -297,6 +297,20 @@ def steady(
         retry=chance.choice(((1, 1), (0, 0))),
         auto_renew=chance.random() < 0.7,
         max_hold=chance.choice((None, None, 4.0)),
+    )
+
+
+def steady_run(plan: Plan, chance: random.Random, processes: int, shares: Sequence[float], **odds: float) -> Plan:
+    """Draw how the processes run, whether the store does what `odds` names, and how much goes wrong."""
+    some = sorted(plan.faults)
+    return plan._replace(
+        threads=tuple(chance.random() < 0.4 for _ in range(processes)),
+        rates=tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
+        **dict[str, Any]({does: chance.random() < odd for does, odd in odds.items()}),
+        early=chance.choice((0.0, 0.5)),
+        poll=chance.choice((None, 0.5)),
+        share=chance.choice(shares),
+        faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
     )
 
 

@@ -22,7 +22,7 @@ from caslock.store import Traits
 from tests.proof.simulator.chance import played
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.laws import Judge
-from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, steady
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, steady, steady_run
 from tests.proof.simulator.run import Run
 from tests.proof.simulator.runtime import Flow, Runtime
 from tests.proof.simulator.waits import Wait
@@ -166,19 +166,9 @@ def drawn(seed: int) -> Plan:
         )
         for number, name in enumerate("ABCD"[:count])
     )
-    some = sorted(FAULTS - {"forget", "full", "woken for nothing"})
-    return Plan(
-        clients,
-        tuple(chance.random() < 0.4 for _ in range(processes)),
-        tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
-        queueing=False,
-        batching=False,
-        early=chance.choice((0.0, 0.5)),
-        poll=chance.choice((None, 0.5)),
-        seed=seed,
-        share=chance.choice((0.02, 0.1, 0.3)),
-        faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
-    )
+    faults = FAULTS - {"forget", "full", "woken for nothing"}
+    plan = Plan(clients, (), (), queueing=False, batching=False, seed=seed, faults=faults)
+    return steady_run(plan, chance, processes, (0.02, 0.1, 0.3))
 
 
 def simulate(seed: int) -> int:

@@ -26,7 +26,7 @@ from tests.proof.simulator.chance import played
 from tests.proof.simulator.client import NamedLockState
 from tests.proof.simulator.deadlock import forgotten
 from tests.proof.simulator.laws import Judge
-from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, handing, steady
+from tests.proof.simulator.plan import FAULTS, ClientPlan, Plan, handing, steady, steady_run
 from tests.proof.simulator.run import Run
 from tests.proof.simulator.story import short
 
@@ -212,21 +212,9 @@ def drawn(seed: int) -> Plan:
     )
     if chance.random() < MIXED:
         clients = tuple([_mixed(each, chance) for each in clients])
-    some = sorted(FAULTS - {"forget", "woken for nothing"})
-    plan = Plan(
-        clients,
-        tuple(chance.random() < 0.4 for _ in range(processes)),
-        tuple(chance.choice((1.0, 1.0, 0.996, 1.004)) for _ in range(processes)),
-        queueing=chance.random() < 0.5,
-        watching=chance.random() < 0.5,
-        batching=chance.random() < 0.5,
-        expires=chance.random() < 0.8,
-        early=chance.choice((0.0, 0.5)),
-        poll=chance.choice((None, 0.5)),
-        seed=seed,
-        share=chance.choice((0.0, 0.02, 0.1, 0.3)),
-        faults=frozenset(chance.sample(some, chance.randint(1, 5)) if chance.random() < 0.6 else some),
-    )
+    plan = Plan(clients, (), (), seed=seed, faults=FAULTS - {"forget", "woken for nothing"})
+    odds = {"queueing": 0.5, "watching": 0.5, "batching": 0.5, "expires": 0.8}
+    plan = steady_run(plan, chance, processes, (0.0, 0.02, 0.1, 0.3), **odds)
     return handing(plan, random.Random(f"hand over {seed}")) if seed % 4 else plan  # no read-write lock
 
 
