@@ -18,17 +18,7 @@ from typing import Any
 import pytest
 
 import caslock
-from caslock import (
-    AsyncHold,
-    Hold,
-    Lock,
-    LockLost,
-    NotAcquired,
-    NotHeld,
-    SemaphoreHold,
-    current_hold,
-    locked,
-)
+from caslock import AsyncHold, Hold, Lock, LockLost, NotAcquired, NotHeld, SemaphoreHold, current_hold, locked
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import observed, present
 

@@ -14,17 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from caslock import (
-    Hold,
-    Lock,
-    LockLost,
-    NotAcquired,
-    NotHeld,
-    StoreError,
-    StoreUnavailable,
-    connect,
-    observe,
-)
+from caslock import Hold, Lock, LockLost, NotAcquired, NotHeld, StoreError, StoreUnavailable, connect, observe
 from caslock.local import stamps as stamps_module
 from caslock.local.finishing import finished
 from caslock.local.lock_state import LockState
