@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType
@@ -274,31 +274,38 @@ LIBRARIES = (f"{Path(caslock.__file__).parent}/", "/redis/", "/pymemcache/")
 
 
 def interrupted(
-    moment: int, act: Callable[[], object], *later: int, error: type[BaseException] = KeyboardInterrupt
+    moment: int,
+    act: Callable[[], object],
+    *later: int,
+    error: type[BaseException] = KeyboardInterrupt,
+    happens: Callable[[], object] | None = None,
+    among: Sequence[str] = LIBRARIES,
 ) -> str:
     """Raise `error` at the moment-th chance that `act` gives, and return where; "" if it has ended before.
 
     Then again, each time after so many chances as the next of `later` says.  A chance is where Python itself looks for
     signals (ceval.c): as a function begins, and as one of C returns; not between any two lines, for a `with` would then
     leak what it holds; nor in generators, which swallow what is raised as they are closed.  Finalizers
-    swallow it as well, so no garbage is collected meanwhile.
+    swallow it as well, so no garbage is collected meanwhile.  If something else `happens`, no such place is left out.
     """
     left, location, more = moment, "", list(later)
 
     def strike(frame: FrameType, event: str, called: object, go_on: Callable[[], object]) -> None:
         nonlocal left, location
         code = frame.f_code
-        here = any(part in code.co_filename for part in LIBRARIES) and code.co_name != "<genexpr>"
+        here = any(part in code.co_filename for part in among)
         # Python 3.14 looks there too, and so leaks what a `with` holds: see docs/failures.md.
         enters = getattr(called, "__name__", "") == "__enter__" and sys.version_info < (3, 15)
-        if event in ("call", "c_return") and here and not enters:
+        if event in ("call", "c_return") and here and (happens or not (enters or code.co_name == "<genexpr>")):
             if left == 0:
                 after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
                 location += f"{moment}: {code.co_qualname}, {Path(code.co_filename).name}:{frame.f_lineno}{after}; "
                 if more:
                     left = more.pop(0)
                     go_on()
-                raise error
+                if not happens:
+                    raise error
+                happens()
             left -= 1
 
     # Python forgets each of the two once it has raised an exception, so they take turns.
@@ -319,8 +326,8 @@ def interrupted(
         sys.settrace(before[1])
         sys.setprofile(before[0])
         gc.enable()
-    assert not location, f"what was raised at {location} was swallowed"
-    return ""
+    assert happens or not location, f"what was raised at {location} was swallowed"
+    return location
 
 
 def every_moment(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -16,12 +14,13 @@ import pytest
 from caslock.store import Entry
 from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
+from tests.api.test_fork_and_signals import interrupted
 from tests.stores.opening import put
 from tests.stores.test_sql_wait import LONG, SOON, Postgres
 from tests.support.locations import fresh, until
 from tests.support.servers import Server
 
-OURS = "/caslock/stores/sql/"
+OURS = ("/caslock/stores/sql/",)
 
 
 @pytest.fixture
@@ -29,29 +28,6 @@ def postgres(postgresql_server: Server) -> Iterator[Postgres]:
     """Return the shared server, with the blocking API."""
     with contextlib.ExitStack() as stack:
         yield Postgres(postgresql_server, stack, blocking=True)
-
-
-def at_moment(moment: int, happens: Callable[[], object], act: Callable[[], object], among: str = OURS) -> str:
-    """Let something happen in `act` at a moment when Python lets other threads run; give where, "" if nowhere."""
-    left, location = moment, ""
-
-    def profile(frame: FrameType, event: str, called: object) -> None:
-        nonlocal left, location
-        code = frame.f_code
-        if event in ("call", "c_return") and among in code.co_filename:
-            if left == 0:
-                after = f" after {getattr(called, '__name__', called)}" if event == "c_return" else ""
-                location = f"{moment}: {code.co_qualname}, line {frame.f_lineno}{after}"
-                sys.setprofile(None)
-                happens()
-            left -= 1
-
-    sys.setprofile(profile)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return location
 
 
 @pytest.mark.long
@@ -68,7 +44,7 @@ def test_a_removal_at_any_moment_ends_the_wait(postgres: Postgres) -> None:
             removed.append(watch.seconds)
 
         with Stopwatch() as watch:
-            location = at_moment(moment, remove, lambda: store.wait_while(key, version, SOON / 4))
+            location = interrupted(moment, lambda: store.wait_while(key, version, SOON / 4), happens=remove, among=OURS)
         before = min([watch.seconds, *removed])
         return location, before, watch.seconds - before
 
@@ -96,7 +72,9 @@ def test_another_wait_may_come_at_any_moment(postgres: Postgres) -> None:
             with contextlib.suppress(TimeoutError):
                 others[0].result(0.03)  # it has most likely begun, unless it has to wait for ours
 
-        location = at_moment(moment, another, lambda: store.wait_while(key, mine, 0.01), "listener.py")
+        location = interrupted(
+            moment, lambda: store.wait_while(key, mine, 0.01), happens=another, among=["listener.py"]
+        )
         for each in others:
             each.result(SOON)
         return location
@@ -121,15 +99,12 @@ def test_the_next_wait_is_served_wherever_an_interrupt_strikes(postgres: Postgre
         key = fresh()
         entry = put(other, key)
         wait = partial(store.wait_while, key, entry.version, 0.01)
-        try:
-            at_moment(moment, _interrupt, wait, "/sql/waits.py" if opens else OURS)
-        except KeyboardInterrupt:
-            with Stopwatch() as watch:
-                store.wait_while(fresh(), version, LONG)  # for what is not there
-            assert watch.seconds < SOON / 2, f"after the interrupt {moment}"
-            assert until(partial(_is_forgotten, postgres, key)), f"after the interrupt {moment}"
-        else:
+        if not interrupted(moment, wait, happens=_interrupt, among=["/sql/waits.py"] if opens else OURS):
             break
+        with Stopwatch() as watch:
+            store.wait_while(fresh(), version, LONG)  # for what is not there
+        assert watch.seconds < SOON / 2, f"after the interrupt {moment}"
+        assert until(partial(_is_forgotten, postgres, key)), f"after the interrupt {moment}"
     assert moment > 30
 
 
