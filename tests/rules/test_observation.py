@@ -15,7 +15,7 @@ from caslock.protocol.record import Record, encode
 from caslock.protocol.sightings import Sightings
 from caslock.store import ABSENT
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
-from tests.support.lasting import AsyncLasting, Lasting
+from tests.support.lasting import Lasting
 
 TTL = 0.6
 
@@ -26,7 +26,7 @@ class Observer:
     def __init__(self) -> None:
         self.below = AsyncMemoryStore()
         self.now = 100.0
-        self.store = ObservingStore(AsyncLasting(self.below), lambda: self.now, Sightings())
+        self.store = ObservingStore(Lasting(self.below), lambda: self.now, Sightings())
 
     def put(self, value: bytes, version: int = ABSENT) -> bytes | None:
         entry = run(self.store.put_if_version("key", value, version, 30))
@@ -129,7 +129,7 @@ def test_a_process_observes_a_bounded_number_of_keys(monkeypatch: pytest.MonkeyP
 def test_a_store_that_is_watched_says_which_server_it_is() -> None:
     """As the store below says."""
 
-    class Named(AsyncLasting):
+    class Named(Lasting):
         async def identify(self) -> str | None:
             return "server 7"
 
