@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from caslock.local import linger
 from caslock.local.finishing import finished, stop_renewals
@@ -22,6 +22,7 @@ from caslock.store import ABSENT, Put, Traits
 from tests.proof.simulator.store import Request
 from tests.proof.simulator.waits import NEVER, START, Asking, Blocked, Listening, Wait
 from tests.support import protocol_functions as protocol
+from tests.support import scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -38,28 +39,13 @@ LOOKS: Final = 0.05
 """Seconds after which a store that watches an entry looks again."""
 
 
-class Mutex:
+class Mutex(scripted.Mutex):
     """A mutex whose waiting the scheduler sees."""
-
-    def __init__(self) -> None:
-        self.taken = False
-
-    def acquire(self, *, blocking: Literal[False]) -> bool:
-        """Take it, if nobody has it."""
-        del blocking
-        free, self.taken = not self.taken, True
-        return free
-
-    def release(self) -> None:
-        self.taken = False
 
     async def __aenter__(self) -> None:
         while self.taken:
             await Blocked(self)
         self.taken = True
-
-    async def __aexit__(self, *error: object) -> None:
-        self.taken = False
 
 
 class Event:
