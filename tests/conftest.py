@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -317,6 +318,16 @@ def old_enough(memcached: Server) -> None:
     """Wait until a memcached that has only just started accepts writes, even if that outlasts most timeouts."""
     with contextlib.closing(MemcachedStore.from_url(f"{memcached.url}?timeout=300")) as store:
         store.get("a key")
+
+
+def fill(memcached: Server, *sizes: int) -> None:
+    """Put values of each size in turn, until there is no room for one more."""
+    with socket.create_connection((memcached.host, memcached.port)) as connection, connection.makefile("rb") as replies:
+        for size in sizes:
+            for number in itertools.count():
+                connection.sendall(b"add fill%d:%d 0 0 %d\r\n%b\r\n" % (size, number, size, b"f" * size))
+                if replies.readline() != b"STORED\r\n":
+                    break
 
 
 @contextlib.contextmanager

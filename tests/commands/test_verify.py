@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +30,7 @@ from caslock.verify import PREFIX
 from caslock.verify.monitor import Monitor
 from caslock.verify.processes import last_words
 from caslock.verify.worker import awaited
-from tests.conftest import old_enough
+from tests.conftest import fill, old_enough
 from tests.support.command_line import ROOT, finished, start
 from tests.support.locations import opened, until
 from tests.support.servers import Server, free_port
@@ -182,12 +180,7 @@ def test_a_full_memcached_is_not_tried(new_memcached: Callable[..., Server], tmp
     """It may have room for a small entry yet, but not for what locks are: exit 2, and one line."""
     server = new_memcached("-M", "-m", "2")
     old_enough(server)
-    with socket.create_connection((server.host, server.port)) as connection, connection.makefile("rb") as replies:
-        for size in (100_000, 2_000, 1_000, 500, 300, 200):
-            for number in itertools.count():
-                connection.sendall(b"add %d_%d 0 0 %d\r\n%b\r\n" % (size, number, size, bytes(size)))
-                if replies.readline() != b"STORED\r\n":
-                    break
+    fill(server, 100_000, 2_000, 1_000, 500, 300, 200)
     with closing(connect(server.url)) as store:
         assert store.put_if_version("small", b"v", ABSENT, 1)
     assert "out of memory" in refused(server.url, cwd=tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import random
@@ -37,7 +36,7 @@ from caslock.testing.extremes import KEYS
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import again, at_once, in_a_thread
 from caslock.testing.stopwatch import Stopwatch
-from tests.conftest import NewServer
+from tests.conftest import NewServer, fill
 from tests.stores.opening import expect_requests, put, refusal, unsent
 from tests.support.locations import held, present, until
 from tests.support.rewriting import RewritingProxy
@@ -586,12 +585,7 @@ def test_a_full_server(new_memcached: NewServer, open_client: OpenClient, open_s
     server = new_memcached("-m", "2", "-M")
     store = open_store(server.url)
     held = put(store, "held", b"h" * 150)
-    with socket.create_connection((server.host, server.port)) as sock, sock.makefile("rb") as replies:
-        for size in (100_000, 4000, 150, 20):
-            for number in itertools.count():
-                sock.sendall(b"add fill%d:%d 0 0 %d\r\n%b\r\n" % (size, number, size, b"f" * size))
-                if replies.readline() != b"STORED\r\n":
-                    break
+    fill(server, 100_000, 4000, 150, 20)
     for key, version in (("fresh", ABSENT), ("held", held.version)):
         refusal(partial(store.put_if_version, key, b"x" * 150, version, 60), "out of memory")
     assert store.put_if_version("held", b"rival" * 30, ABSENT, 60) == held
