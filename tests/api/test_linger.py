@@ -125,20 +125,13 @@ def test_nobody_resumes_it_for_ever(store: Noted) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 5, None])
-def test_another_lock_of_the_process_has_it_at_once(store: Noted, timeout: float | None) -> None:
-    """Even by one try: nobody holds what lingers."""
+@pytest.mark.parametrize("keys", ["k", "jk", "kl"])
+def test_another_lock_of_the_process_has_it_at_once(store: Noted, keys: str, timeout: float | None) -> None:
+    """Even by one try, and with other keys before it or after it: nobody holds what lingers."""
     with lock_of(store):
         pass
-    with Lock(store, "k", timeout=timeout):
-        pass
-    assert MultiLock(store, ["j", "k"]).acquire(timeout=0)
-
-
-def test_several_keys_are_had_at_once_though_the_first_lingers(store: Noted) -> None:
-    """One try of a MultiLock wins that key alone, and then the others."""
-    with lock_of(store):
-        pass
-    assert MultiLock(store, ["k", "l"]).acquire(timeout=0)
+    lock = MultiLock(store, list(keys)) if len(keys) > 1 else Lock(store, keys)
+    assert lock.acquire(timeout=timeout)
 
 
 def test_who_waits_is_not_kept_waiting(store: Noted) -> None:
