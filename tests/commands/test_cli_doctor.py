@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import redis
 
-from caslock import Lock, StoreError, cli, connect
+from caslock import Lock, cli, connect
 from caslock.cli.doctor_dynamodb import judged
 from caslock.cli.doctor_sqlite import NETWORK, file_system
 from caslock.connect import OWN
@@ -18,6 +18,7 @@ from caslock.store import ABSENT
 from caslock.testing.proxy import FaultProxy, Passage
 from tests.conftest import NewServer
 from tests.proof.torture.failover import SixNodes, Watched, said
+from tests.stores.opening import fill
 from tests.stores.test_etcd import Three
 from tests.stores.test_nats import make_bucket
 from tests.support.command_line import caslock
@@ -152,9 +153,7 @@ def test_what_is_wrong_with_an_etcd_is_found(new_etcd: NewServer) -> None:
     server = new_etcd("--quota-backend-bytes=150000")
     assert findings(server.url) == (0, {"it has one member": "note"})
     with closing(connect(server.url)) as store:
-        for number in range(100):
-            with suppress(StoreError):
-                store.put_if_version(f"k{number}", b"v" * 4096, ABSENT, 60)
+        fill(store, b"v" * 4096)
     assert findings(server.url) == (3, {"it is full": "danger", "it has one member": "note"})
 
 

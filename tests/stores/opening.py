@@ -122,6 +122,20 @@ def microseconds(admin: redis.Redis) -> int:
     return int(seconds) * 1_000_000 + int(rest)
 
 
+def expect_no_version_again(store: Store, admin: redis.Redis, key: str, plant: Callable[[int], object]) -> None:
+    """Let a key end in each way, with a version ahead of the clock, which `plant` puts there."""
+    for end in ("expiry", "removal"):
+        ahead = microseconds(admin) + 50_000
+        plant(ahead)
+        entry = put(store, key, b"b", ahead, ttl=0.001)
+        if end == "removal":
+            assert store.invalidate(key, entry.version) is None
+        assert until(lambda: not admin.exists(key))
+        assert microseconds(admin) > entry.version
+        assert put(store, key, b"c").version > entry.version
+        admin.delete(key)
+
+
 def refusal(act: Callable[[], object], match: str, place: str = "://127.0.0.1") -> StoreError:
     """Expect a definite refusal, which says so in one sentence and names the place once."""
     with pytest.raises(StoreError, match=match) as caught:
@@ -212,6 +226,24 @@ def finds(store: Store, key: str, entry: Entry) -> bool:
     with contextlib.suppress(StoreUnavailable):
         return store.get(key) == entry
     return False
+
+
+def fill(store: Store, value: bytes) -> None:
+    """Put more than a small server has room for."""
+    for _ in range(100):
+        with contextlib.suppress(StoreError):
+            store.put_if_version(fresh(), value, ABSENT, 60)
+
+
+def expect_full(store: Store, value: bytes, match: str) -> None:
+    """Expect of a server that was filled that it refuses puts, and that what is there can be read and removed."""
+    key, small = fresh(), value[:300]
+    entry = put(store, key, small)
+    fill(store, value)
+    refusal(lambda: store.put_if_version(fresh(), small, ABSENT, 60), match)
+    assert store.get(key) == entry
+    assert store.invalidate(key, entry.version) is None
+    assert store.get(key) is None
 
 
 def answers(store: Store) -> bool:

@@ -30,6 +30,7 @@ from tests.stores.opening import (
     Opened,
     Opening,
     apis,
+    expect_full,
     expect_no_leader_missed,
     expect_requests,
     expect_tls_of_both_sides,
@@ -143,17 +144,8 @@ def test_a_wait_outlives_a_compaction(api: Opening, new_etcd: NewServer) -> None
 
 def test_a_full_server_refuses_puts_and_still_releases(api: Opening, new_etcd: NewServer) -> None:
     """Over its quota etcd takes no put; the error says what to do, and what is there can be read and removed."""
-    server = new_etcd("--quota-backend-bytes=150000")
-    store = api.open(server.url)
-    key = fresh()
-    entry = put(store, key)
-    for number in range(100):
-        with contextlib.suppress(StoreError):
-            store.put_if_version(f"{key}:{number}", b"v" * 4096, ABSENT, 60)
-    refusal(lambda: store.put_if_version(fresh(), b"v", ABSENT, 60), "alarm disarm")
-    assert store.get(key) == entry
-    assert store.invalidate(key, entry.version) is None
-    assert store.get(key) is None
+    store = api.open(new_etcd("--quota-backend-bytes=150000").url)
+    expect_full(store, b"v" * 4096, "alarm disarm")
 
 
 def test_a_wrong_password_is_a_refusal_that_shows_none(api: Opening, new_etcd: NewServer) -> None:
@@ -246,12 +238,6 @@ def test_tls_with_certificates_of_both_sides(api: Opening, tls_port: int, certif
     """And TLS is asked for where it was left out."""
     expect_tls_of_both_sides(api, f"etcds://{HOST}:{tls_port}?timeout=10", certificates)
     unsent(lambda: api.open(f"etcd://{HOST}:{tls_port}").get("k"), "for TLS, begin the URL with etcds://")
-
-
-def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, etcd_server: Server) -> None:
-    """The error says to leave TLS out."""
-    store = api.open(f"etcds://{etcd_server.host}:{etcd_server.port}")
-    unsent(lambda: store.get("k"), r"Does it speak TLS\?.*etcd://")
 
 
 # Clusters

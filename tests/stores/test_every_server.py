@@ -19,7 +19,7 @@ from caslock.store import ABSENT, Entry
 from caslock.testing.proxy import PASS, FaultProxy, Passage
 from caslock.testing.steps import timed
 from caslock.testing.stopwatch import Stopwatch
-from tests.stores.opening import PING, Opened, Opening, expect_requests, opening, put, until_put
+from tests.stores.opening import PING, Opened, Opening, expect_requests, opening, put, refusal, unsent, until_put
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Server, private
 
@@ -116,6 +116,16 @@ def test_a_packet_that_comes_twice_is_applied_once(served: Served) -> None:
             assert through.invalidate(key, entry.version) is None
             assert proxy.settle(50)
             assert through.get(key) is None
+
+
+@with_each("etcd", "nats")
+def test_tls_to_a_server_without_it_is_a_refusal(served: Served) -> None:
+    """The error says to leave TLS out."""
+    get = partial(served.api.open(served.server.url.replace("://", "s://")).get, "k")
+    if served.kind == "etcd":
+        unsent(get, r"Does it speak TLS\?.*etcd://")
+    else:
+        refusal(get, "does not speak TLS. Without TLS, begin the URL with nats://")
 
 
 @with_each("etcd", "nats")

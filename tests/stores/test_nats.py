@@ -20,7 +20,7 @@ from typing import Any
 import nkeys
 import pytest
 
-from caslock import Lock, StoreError, StoreUnavailable, connect
+from caslock import Lock, StoreUnavailable, connect
 from caslock.cli.doctor_nats import examine
 from caslock.store import ABSENT, Entry
 from caslock.stores.nats import AsyncNatsStore, NatsStore
@@ -38,6 +38,7 @@ from tests.stores.opening import (
     Opened,
     Opening,
     apis,
+    expect_full,
     expect_no_leader_missed,
     expect_requests,
     expect_tls_of_both_sides,
@@ -263,15 +264,7 @@ def test_a_bucket_with_markers_of_its_own_serves(api: Opening, nats_server: Serv
 def test_a_full_bucket_refuses_puts_and_still_releases(api: Opening, nats_server: Server) -> None:
     """The error says what to do, and what is there can be read and removed."""
     url = make_bucket(nats_server, fresh("full").replace(":", "-"), max_bytes=20_000)
-    store = api.open(url)
-    entry = put(store, "k", b"v" * 300)
-    for number in range(100):
-        with contextlib.suppress(StoreError):
-            store.put_if_version(f"k:{number}", b"v" * 300, ABSENT, 60)
-    refusal(lambda: store.put_if_version(fresh(), b"v" * 300, ABSENT, 60), "is full .* Raise its limits")
-    assert store.get("k") == entry
-    assert store.invalidate("k", entry.version) is None
-    assert store.get("k") is None
+    expect_full(api.open(url), b"v" * 300, "is full .* Raise its limits")
 
 
 @pytest.mark.long
@@ -440,12 +433,6 @@ def test_tls_with_certificates_of_both_sides(api: Opening, new_nats: NewServer, 
     server = new_nats("--tlsverify", f"--tlscacert={certificates / 'ca.pem'}", *options)
     expect_tls_of_both_sides(api, f"natss://{server.host}:{server.port}?timeout=10", certificates)
     refusal(lambda: api.open(server.url).get("k"), "Begin the URL with natss://")
-
-
-def test_tls_to_a_server_without_it_is_a_refusal(api: Opening, nats_server: Server) -> None:
-    """The error says to leave TLS out."""
-    store = api.open(f"natss://{nats_server.host}:{nats_server.port}")
-    refusal(lambda: store.get("k"), "does not speak TLS. Without TLS, begin the URL with nats://")
 
 
 # Clusters

@@ -44,6 +44,7 @@ from tests.stores.opening import (
     apis,
     beneath,
     each_verb,
+    expect_no_version_again,
     expect_refused,
     made,
     microseconds,
@@ -121,16 +122,7 @@ def test_a_removed_entry_whose_version_is_ahead_of_the_clock_leaves_its_version(
 
 def test_a_key_goes_only_when_the_clock_has_passed_its_version(store: Store, admin: redis.Redis) -> None:
     """Neither expiry nor removal lets a version come again."""
-    for end in ("expiry", "removal"):
-        ahead = microseconds(admin) + 50_000
-        admin.set("k", b"%d:a" % ahead)
-        entry = put(store, "k", b"b", ahead, ttl=0.001)
-        if end == "removal":
-            assert store.invalidate("k", entry.version) is None
-        assert until(lambda: not admin.exists("k"))
-        assert microseconds(admin) > entry.version
-        assert put(store, "k", b"c").version > entry.version
-        admin.delete("k")
+    expect_no_version_again(store, admin, "k", lambda ahead: admin.set("k", b"%d:a" % ahead))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from tests.stores.opening import (
     SECRET,
     Opening,
     apis,
+    expect_no_version_again,
     expect_refused,
     expect_requests,
     microseconds,
@@ -117,16 +118,7 @@ def test_a_removed_entry_whose_version_is_ahead_of_the_clock_leaves_its_version(
 
 def test_a_key_goes_only_when_the_clock_has_passed_its_version(store: Store, admin: redis.Redis, key: str) -> None:
     """Neither expiry nor removal lets a version come again."""
-    for end in ("expiry", "removal"):
-        ahead = microseconds(admin) + 50_000
-        command(admin, "EXSET", key, "a", "ABS", ahead)
-        entry = put(store, key, b"b", ahead, ttl=0.001)
-        if end == "removal":
-            assert store.invalidate(key, entry.version) is None
-        assert until(lambda: not admin.exists(key))
-        assert microseconds(admin) > entry.version
-        assert put(store, key, b"c").version > entry.version
-        admin.delete(key)
+    expect_no_version_again(store, admin, key, lambda ahead: command(admin, "EXSET", key, "a", "ABS", ahead))
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"5!gone", b"0!gone", b"x5!gone"])
