@@ -200,17 +200,6 @@ def withdrawn(attempt: Attempt, limit: float) -> Observed:
     return run(withdraw(attempt.runtime, attempt, start, limit))
 
 
-def test_a_refused_release_was_not_made_in_time() -> None:
-    """The record was there until its lease ended."""
-    script = Scripted(StoreError("refused"), None)
-    attempt = held(script)
-    with pytest.raises(StoreError, match="refused"):
-        released(attempt)
-    script.clock = attempt.lease.deadline
-    with pytest.raises(LockLost):
-        released(attempt)
-
-
 def test_a_release_without_an_answer_is_no_loss_though_another_has_the_key_by_then() -> None:
     """It was applied in time, and then another owner took the key."""
     script = Scripted(lost(), THEIRS)
@@ -218,17 +207,21 @@ def test_a_release_without_an_answer_is_no_loss_though_another_has_the_key_by_th
     assert script.verbs == ["invalidate", "get"]
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("error", "late"), [(KeyboardInterrupt, False), (KeyboardInterrupt, True), (StoreError, False)]
+)
 @pytest.mark.parametrize("answer", [None, THEIRS])
-def test_an_interrupted_release_was_made_if_it_was_sent_in_time(answer: Entry | None, *, late: bool) -> None:
-    """It is finished by another call, which finds nothing, or somebody else."""
-    script = Scripted(KeyboardInterrupt(), answer)
+def test_an_interrupted_release_was_made_if_it_was_sent_in_time(
+    answer: Entry | None, error: type[BaseException], *, late: bool
+) -> None:
+    """It is finished by another call, which finds nothing, or somebody else; one that was refused was not made."""
+    script = Scripted(error("refused"), answer)
     attempt = held(script)
     script.clock += TTL * late
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error, match="refused"):
         released(attempt)
     script.clock = attempt.lease.deadline
-    with pytest.raises(LockLost) if late else contextlib.nullcontext():
+    with pytest.raises(LockLost) if late or error is StoreError else contextlib.nullcontext():
         released(attempt)
 
 
