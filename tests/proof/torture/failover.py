@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import redis
 
 from caslock.verify.run import Action, Run
+from tests.proof.torture.server import freeze
 from tests.support.locations import until
 from tests.support.servers import HOST, REDIS, Process, Server, absent, free_port, private
 
@@ -37,14 +38,7 @@ class TroubledPrimaries:
         yield Action(self._every, lambda: self._kill(run))
 
     def _stop(self, run: Run) -> None:
-        server = run.dice.choice(self._servers.primaries())
-        run.note("freeze", note=urlsplit(run.plan.url).scheme)
-        try:
-            server.pause()
-            run.sleep(run.dice.uniform(0.02, 1.5 * run.plan.ttls[1]))
-        finally:
-            server.resume()
-            self._settle(run)
+        freeze(run, run.dice.choice(self._servers.primaries()), lambda: self._settle(run))
 
     def _kill(self, run: Run) -> None:
         server = run.dice.choice(self._servers.primaries())

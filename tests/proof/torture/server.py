@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -36,6 +36,17 @@ class OwnServer(Protocol):
         """Kill it, and start it again at the same place; it may forget what it knew, and that is announced."""
 
 
+def freeze(run: Run, server: OwnServer, thaw: Callable[[], object]) -> None:
+    """Stop a server for a while; `thaw` notes that it goes on."""
+    run.note("freeze", note=urlsplit(run.plan.url).scheme)
+    try:
+        server.pause()
+        run.sleep(run.dice.uniform(0.02, 1.5 * run.plan.ttls[1]))
+    finally:  # an interrupt must not leave it stopped
+        server.resume()
+        thaw()
+
+
 @dataclass(frozen=True)
 class TroubledServer:
     """Disturbs a server at the given paces, in seconds; 0: never."""
@@ -47,19 +58,10 @@ class TroubledServer:
 
     def actions(self, run: Run) -> Iterator[Action]:
         """Give what is done to it, for `torture`."""
-        yield Action(self.pause_every, lambda: self._pause(run))
+        yield Action(self.pause_every, lambda: freeze(run, self.server, lambda: run.note("thaw")))
         yield Action(self.restart_every, lambda: self._restart(run))
         yield Action(self.squeeze_every, lambda: self._squeeze(run))
         yield Action(0.5, lambda: self._look_at_ttls(run))
-
-    def _pause(self, run: Run) -> None:
-        run.note("freeze", note=urlsplit(run.plan.url).scheme)
-        try:
-            self.server.pause()
-            run.sleep(run.dice.uniform(0.02, 1.5 * run.plan.ttls[1]))
-        finally:  # an interrupt must not leave it stopped
-            self.server.resume()
-            run.note("thaw")
 
     def _look_at_ttls(self, run: Run) -> None:
         for key in without_ttl(run.plan.url, run.plan.all_names()):
