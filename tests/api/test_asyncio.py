@@ -431,7 +431,8 @@ def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
         asyncio.run(main(lost))
 
 
-def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
+@in_a_loop
+async def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An exception of on_lost is logged, with its traceback; the block is cancelled, and other locks renewed."""
@@ -441,17 +442,14 @@ def test_a_failing_on_lost_is_reported_and_cancels_the_block_all_the_same(
         message = "of the callback"
         raise RuntimeError(message)
 
-    async def main() -> None:
-        store = AsyncMemoryStore(memory)
-        doomed = AsyncLock(store, key, on_lost=fail)
-        async with AsyncLock(store, fresh(), ttl=60) as other:
-            with pytest.raises(LockLost):
-                async with doomed:
-                    await doomed.force_release()
-                    await asyncio.sleep(20)
-            await renewed(other)
-
-    asyncio.run(main())
+    store = AsyncMemoryStore(memory)
+    doomed = AsyncLock(store, key, on_lost=fail)
+    async with AsyncLock(store, fresh(), ttl=60) as other:
+        with pytest.raises(LockLost):
+            async with doomed:
+                await doomed.force_release()
+                await asyncio.sleep(20)
+        await renewed(other)
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [(error.name, error.getMessage()) for error in errors] == [
         ("caslock", f"the on_lost callback of lock {key!r} raised an exception")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import http.server
 import math
@@ -490,14 +489,12 @@ def web_server() -> Iterator[str]:
         thread.join()
 
 
-def ask(make: Callable[[str], Any], url: str) -> None:
-    async def read() -> None:
-        async with make(url) as store:
-            answer = store.get("k")
-            if hasattr(answer, "__await__"):
-                await answer
-
-    asyncio.run(read())
+@in_a_loop
+async def ask(make: Callable[[str], Any], url: str) -> None:
+    async with make(url) as store:
+        answer = store.get("k")
+        if hasattr(answer, "__await__"):
+            await answer
 
 
 @BOTH

@@ -112,7 +112,8 @@ async def test_tasks_lead_one_after_the_other(memory: MemoryStore) -> None:
     assert await bob.leader() is None
 
 
-def test_a_campaign_ends_at_its_timeout(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_a_campaign_ends_at_its_timeout(memory: MemoryStore) -> None:
     """That of `lead`, or else that of the election; a bad one is refused before any request."""
     store, key = Watched(memory), fresh()
     election = Election(store, key, timeout=0)
@@ -126,15 +127,11 @@ def test_a_campaign_ends_at_its_timeout(memory: MemoryStore) -> None:
             pass
     with election.lead(timeout=60):
         pass
-
-    async def main() -> None:
-        waits = AsyncElection(memory, key)
-        async with AsyncElection(memory, key).lead():
-            with pytest.raises(NotAcquired):
-                async with waits.lead(timeout=0):
-                    pass
-
-    asyncio.run(main())
+    waits = AsyncElection(memory, key)
+    async with AsyncElection(memory, key).lead():
+        with pytest.raises(NotAcquired):
+            async with waits.lead(timeout=0):
+                pass
 
 
 def test_a_term_that_is_taken_away_is_lost(memory: MemoryStore) -> None:
@@ -179,25 +176,22 @@ def test_threads_of_one_election_exclude_each_other(memory: MemoryStore, pool: T
     assert fences == sorted(set(fences))
 
 
-def test_tasks_of_one_election_exclude_each_other(memory: MemoryStore) -> None:
+@in_a_loop
+async def test_tasks_of_one_election_exclude_each_other(memory: MemoryStore) -> None:
     """And a task that leads enters its term again."""
+    election, inside = AsyncElection(memory, fresh()), list[object]()
 
-    async def main() -> None:
-        election, inside = AsyncElection(memory, fresh()), list[object]()
+    async def campaign() -> int:
+        async with election.lead() as term:
+            inside.append(term)
+            assert inside == [term]
+            async with election.lead() as again:
+                assert again.fence == term.fence
+            await asyncio.sleep(0)
+            inside.remove(term)
+            return term.fence
 
-        async def campaign() -> int:
-            async with election.lead() as term:
-                inside.append(term)
-                assert inside == [term]
-                async with election.lead() as again:
-                    assert again.fence == term.fence
-                await asyncio.sleep(0)
-                inside.remove(term)
-                return term.fence
-
-        assert len(set(await asyncio.gather(*(campaign() for _ in range(8))))) == 8
-
-    asyncio.run(main())
+    assert len(set(await asyncio.gather(*(campaign() for _ in range(8))))) == 8
 
 
 @pytest.mark.parametrize("api", [Election, AsyncElection])
@@ -305,33 +299,30 @@ def test_many_threads_and_tasks_watch(make: Callable[[], Store]) -> None:
     assert until(lambda: not any(kind is changes.Looks for kind, _ in list(shared_of(store)._of_keys)))
 
 
-def test_a_watcher_that_waits_in_an_asyncio_store_is_woken() -> None:
+@in_a_loop
+async def test_a_watcher_that_waits_in_an_asyncio_store_is_woken() -> None:
     """And one whose task is cancelled leaves the look to others."""
-
-    async def main() -> None:
-        store, key = AsyncWatchingMemory(), fresh()
-        watch = AsyncElection(store, key).watch()
-        async with AsyncElection(store, key, note="ann").lead():
-            assert present(await anext(watch)).note == "ann"
-            woken = asyncio.ensure_future(anext(watch))
-            await asyncio.sleep(0)
-        assert await woken is None
-        waiting = list["asyncio.Future[Record | None]"]()
-        looks = (election := AsyncElection(store, key))._looks.here()
-        another = election.watch()
-        assert await anext(another) is None
-        for leaders, inside in ((watch, 0), (another, 1)):  # one looks, and the other one waits for what it sees
-            waiting.append(asyncio.ensure_future(anext(leaders)))
-            await asyncio.sleep(0)
-            assert len(looks.waiting) == inside
-        for each in reversed(waiting):
-            each.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await each
-            assert not looks.waiting
-        assert looks.looker is None
-
-    asyncio.run(main())
+    store, key = AsyncWatchingMemory(), fresh()
+    watch = AsyncElection(store, key).watch()
+    async with AsyncElection(store, key, note="ann").lead():
+        assert present(await anext(watch)).note == "ann"
+        woken = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+    assert await woken is None
+    waiting = list["asyncio.Future[Record | None]"]()
+    looks = (election := AsyncElection(store, key))._looks.here()
+    another = election.watch()
+    assert await anext(another) is None
+    for leaders, inside in ((watch, 0), (another, 1)):  # one looks, and the other one waits for what it sees
+        waiting.append(asyncio.ensure_future(anext(leaders)))
+        await asyncio.sleep(0)
+        assert len(looks.waiting) == inside
+    for each in reversed(waiting):
+        each.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await each
+        assert not looks.waiting
+    assert looks.looker is None
 
 
 def test_an_interrupt_of_a_watcher_stops_no_other(memory: MemoryStore) -> None:

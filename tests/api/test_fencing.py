@@ -34,6 +34,7 @@ from caslock.fencing import (
 from caslock.stores.memory import MemoryStore
 from tests.support.command_line import python
 from tests.support.locations import fresh, present, until
+from tests.support.loops import in_a_loop
 from tests.support.servers import Server
 
 
@@ -81,13 +82,11 @@ class Rows:
         with self.engine.begin() as connection:
             write_row(connection, self.table, {"id": 42}, {"guest": value}, fence=fence)
 
-    def write_in_asyncio(self, value: str, fence: int) -> None:
-        async def write() -> None:
-            engine = create_async_engine(self.url.replace("pymysql", "asyncmy"), poolclass=NullPool)
-            async with engine.begin() as connection:
-                await write_row_async(connection, self.table, {"id": 42}, {"guest": value}, fence=fence)
-
-        asyncio.run(write())
+    @in_a_loop
+    async def write_in_asyncio(self, value: str, fence: int) -> None:
+        engine = create_async_engine(self.url.replace("pymysql", "asyncmy"), poolclass=NullPool)
+        async with engine.begin() as connection:
+            await write_row_async(connection, self.table, {"id": 42}, {"guest": value}, fence=fence)
 
     def read(self) -> str | None:
         with self.engine.begin() as connection:
@@ -111,12 +110,10 @@ def redis_value(url: str, *, decode: bool, in_asyncio: bool) -> Resource:
         with redis.Redis.from_url(url, decode_responses=decode) as client:
             write_value(client, name, value, fence=fence)
 
-    def write_in_asyncio(value: str, fence: int) -> None:
-        async def write() -> None:
-            async with redis.asyncio.Redis.from_url(url, decode_responses=decode) as client:
-                await write_value_async(client, name, value, fence=fence)
-
-        asyncio.run(write())
+    @in_a_loop
+    async def write_in_asyncio(value: str, fence: int) -> None:
+        async with redis.asyncio.Redis.from_url(url, decode_responses=decode) as client:
+            await write_value_async(client, name, value, fence=fence)
 
     def read() -> str | None:
         with redis.Redis.from_url(url, decode_responses=True) as client:

@@ -22,6 +22,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.locations import Watched, held, make_due, present
 from tests.support.locations import until as eventually
+from tests.support.loops import in_a_loop
 
 
 class Distant(Watched):
@@ -238,15 +239,12 @@ def test_what_is_to_be_renewed_alone_is_begun_when_the_others_are_told(monkeypat
     assert steps.count("begun") > 1
 
 
-def test_a_forgotten_hold_is_not_renewed() -> None:
+@in_a_loop
+async def test_a_forgotten_hold_is_not_renewed() -> None:
     """A hold that nobody has any more is not renewed for ever, with threads and with asyncio."""
     memory = MemoryStore()
     held(Lock(memory, "blocking", ttl=0.6, on_lost=lambda _: None))
-
-    async def main() -> None:
-        await AsyncLock(AsyncMemoryStore(memory), "asyncio", ttl=0.6, on_lost=lambda _: None).acquire()
-        while any(map(memory.get, ("blocking", "asyncio"))):  # a renewal under way may have kept one of them
-            gc.collect()
-            await asyncio.sleep(0.1)
-
-    asyncio.run(main())
+    await AsyncLock(AsyncMemoryStore(memory), "asyncio", ttl=0.6, on_lost=lambda _: None).acquire()
+    while any(map(memory.get, ("blocking", "asyncio"))):  # a renewal under way may have kept one of them
+        gc.collect()
+        await asyncio.sleep(0.1)

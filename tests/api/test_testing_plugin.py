@@ -285,20 +285,17 @@ def test_caslock_is_not_imported_where_nobody_asks_for_it(pytester: pytest.Pytes
     pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-def test_without_a_fixture_a_block_ends_a_store() -> None:
+@in_a_loop
+async def test_without_a_fixture_a_block_ends_a_store() -> None:
     """What others hold is released at its end, for both APIs."""
     memory = MemoryStore()
     with StoreForTests(memory) as store:
         store.make_busy("k")
         assert Lock(memory, "k").locked()
     assert not Lock(memory, "k").locked()
-
-    async def scene() -> None:
-        async with AsyncStoreForTests(memory) as store:
-            store.make_busy("k")
-            assert Lock(memory, "k").locked()
-
-    asyncio.run(scene())
+    async with AsyncStoreForTests(memory) as native:
+        native.make_busy("k")
+        assert Lock(memory, "k").locked()
     assert not Lock(memory, "k").locked()
 
 

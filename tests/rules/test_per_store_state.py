@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import weakref
@@ -20,6 +19,7 @@ from caslock.process import fork
 from caslock.process.fork import generation
 from caslock.process.loop_end import PerLoop
 from caslock.stores.memory import MemoryStore
+from tests.support.loops import in_a_loop
 
 
 def is_taken(guard: threading.RLock) -> bool:
@@ -180,7 +180,8 @@ def test_a_block_that_is_left_is_that_of_the_thread_that_leaves_it() -> None:
     assert blocks.newest(object) == "fourth"
 
 
-def test_another_threads_loop_may_be_added_while_this_one_looks_for_ended_loops() -> None:
+@in_a_loop
+async def test_another_threads_loop_may_be_added_while_this_one_looks_for_ended_loops() -> None:
     """The loop that looks gets an object of its own."""
     per_loop = PerLoop[object](object)
     loops: dict[Any, object] = per_loop._loops
@@ -192,10 +193,6 @@ def test_another_threads_loop_may_be_added_while_this_one_looks_for_ended_loops(
 
     ended = generation(), Ended()
     loops[ended] = None
-
-    async def ask() -> None:
-        assert per_loop.here() is per_loop.here()
-
-    asyncio.run(ask())
+    assert per_loop.here() is per_loop.here()
     assert ended not in loops
     assert len(loops) == 2

@@ -17,6 +17,7 @@ from caslock.testing.steps import in_a_thread
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.command_line import python
 from tests.support.locations import present, until
+from tests.support.loops import in_a_loop
 
 
 class Clock:
@@ -193,31 +194,28 @@ def test_an_interrupted_wait_leaves_nothing() -> None:
     assert python("-c", INTERRUPT) == (0, "", "")
 
 
-def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: MemoryStore) -> None:
+@in_a_loop
+async def test_a_cancelled_wait_leaves_nothing_and_passes_on_what_woke_it(store: MemoryStore) -> None:
     """A task that is cancelled has left the line; one that was woken and is cancelled at once wakes the next."""
+    shared = AsyncMemoryStore(store)
 
-    async def main() -> None:
-        shared = AsyncMemoryStore(store)
+    def wait(value: bytes) -> asyncio.Task[Entry | None]:
+        return asyncio.create_task(shared.put_when_absent("k", value, 10, 20))
 
-        def wait(value: bytes) -> asyncio.Task[Entry | None]:
-            return asyncio.create_task(shared.put_when_absent("k", value, 10, 20))
-
-        version = put(store)
-        first, second = wait(b"1"), wait(b"2")
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert len(store._lines["k"]) == 1
-        third = wait(b"3")
-        await asyncio.sleep(0)
-        assert await shared.invalidate("k", version) == WOKEN
-        second.cancel()
-        assert await third == (b"3", value_stands(store, b"3"))
-        with pytest.raises(asyncio.CancelledError):
-            await second
-
-    asyncio.run(main())
+    version = put(store)
+    first, second = wait(b"1"), wait(b"2")
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert len(store._lines["k"]) == 1
+    third = wait(b"3")
+    await asyncio.sleep(0)
+    assert await shared.invalidate("k", version) == WOKEN
+    second.cancel()
+    assert await third == (b"3", value_stands(store, b"3"))
+    with pytest.raises(asyncio.CancelledError):
+        await second
     assert not store._lines
 
 

@@ -6,7 +6,6 @@ A test whose id has "emulator" shows nothing about the module.  ``CASLOCK_TEST_T
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -40,6 +39,7 @@ from tests.stores.opening import (
     unsent,
 )
 from tests.support.locations import fresh, until
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, Kind, Server, free_port, missing, private, tair_module
 
 api = apis(TairStore.from_url, AsyncTairStore.from_url)
@@ -237,7 +237,8 @@ def test_replicas_are_waited_for(api: Opening, new_tair: NewServer) -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_serves_too(new_tair: NewServer) -> None:
+@in_a_loop
+async def test_a_cluster_serves_too(new_tair: NewServer) -> None:
     """A RedisCluster leads to the node that has the key, with either API."""
     server = new_tair("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
     with client_of(server) as admin:
@@ -249,13 +250,9 @@ def test_a_cluster_serves_too(new_tair: NewServer) -> None:
             with Lock(store, name, ttl=30, timeout=50) as hold:
                 assert hold.fence
             assert store.get(name) is None
-
-    async def main() -> None:
-        client = redis.asyncio.RedisCluster.from_url(as_redis(server.url))
-        async with AsyncTairStore(client) as store, AsyncLock(store, "a", ttl=30, timeout=50) as hold:
-            assert hold.fence
-
-    asyncio.run(main())
+    client = redis.asyncio.RedisCluster.from_url(as_redis(server.url))
+    async with AsyncTairStore(client) as native, AsyncLock(native, "a", ttl=30, timeout=50) as hold:
+        assert hold.fence
 
 
 @pytest.mark.long
