@@ -66,34 +66,31 @@ def test_as_many_hold_as_there_are_permits(location: Place) -> None:
     assert observed(store, key) is None
 
 
-def test_as_many_tasks_hold_as_there_are_permits(location: Place) -> None:
+@in_a_loop
+async def test_as_many_tasks_hold_as_there_are_permits(location: Place) -> None:
     """Each with a slot of its own; the others wait, and nothing is left behind."""
+    key, inside, most, full = fresh(), set[int](), 0, asyncio.Event()
+    async with location.async_store() as store:
+        semaphore = AsyncSemaphore(store, key, 2)
 
-    async def main() -> tuple[int, Record | None]:
-        inside, most, full = set[int](), 0, asyncio.Event()
-        async with location.async_store() as store:
-            semaphore = AsyncSemaphore(store, key, 2)
+        async def use() -> None:
+            nonlocal most
+            async with semaphore as hold:
+                assert hold.slot not in inside
+                inside.add(hold.slot)
+                most = max(most, len(inside))
+                if most == 2:
+                    full.set()
+                await full.wait()
+                inside.remove(hold.slot)
 
-            async def use() -> None:
-                nonlocal most
-                async with semaphore as hold:
-                    assert hold.slot not in inside
-                    inside.add(hold.slot)
-                    most = max(most, len(inside))
-                    if most == 2:
-                        full.set()
-                    await full.wait()
-                    inside.remove(hold.slot)
-
-            async with asyncio.timeout(ENOUGH), asyncio.TaskGroup() as tasks:
-                for _ in range(5):
-                    tasks.create_task(use())
-            assert not await semaphore.locked()
-            assert await semaphore.holders() == ()
-        return most, observed(location.store(), key) if location.kind != "memory" else None
-
-    key = fresh()
-    assert asyncio.run(main()) == (2, None)
+        async with asyncio.timeout(ENOUGH), asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(use())
+        assert not await semaphore.locked()
+        assert await semaphore.holders() == ()
+    assert most == 2
+    assert observed(location.store(), key) is None
 
 
 @in_a_loop
@@ -136,28 +133,25 @@ def test_a_lock_and_a_semaphore_of_one_key_exclude_each_other(memory: MemoryStor
         assert [holder.fence for holder in semaphore.holders()] == [hold.fence]
 
 
-def test_a_holder_that_dies_loses_its_place_after_its_ttl(memory: MemoryStore) -> None:
-    """Also while others go on; its slot is given to the next."""
-    alive = present(Semaphore(memory, "key", 2, ttl=30).acquire())
-    dead = present(Semaphore(memory, "key", 2, ttl=0.3, auto_renew=False).acquire())
-    with present(Semaphore(memory, "key", 2).acquire(timeout=ENOUGH)) as hold:
-        assert dead.lost
-        assert (hold.slot, hold.fence > dead.fence) == (dead.slot, True)
-        with pytest.raises(LockLost):
-            dead.release()
-        alive.ensure_held()
-    alive.release()
-    assert observed(memory, "key") is None
-
-
-def test_a_dead_holder_is_seen_where_versions_do_not_grow(tmp_path: Path) -> None:
-    """Each answer counts, as none can be told to be older."""
-    with Fenceless(SQLiteStore(str(tmp_path / "locks.db"))) as store:
-        alive = present(Semaphore(store, "key", 2).acquire())
-        present(Semaphore(store, "key", 2, ttl=0.3, auto_renew=False).acquire())
-        with present(Semaphore(store, "key", 2).acquire(timeout=ENOUGH)):
+@pytest.mark.parametrize("fences", [True, False])
+def test_a_holder_that_dies_loses_its_place_after_its_ttl(tmp_path: Path, *, fences: bool) -> None:
+    """Also while others go on, and where each answer counts, as versions do not grow; its slot is given to the next."""
+    with (
+        Fenceless(SQLiteStore(str(tmp_path / "locks.db")))
+        if not fences
+        else contextlib.nullcontext(MemoryStore()) as store
+    ):
+        alive = present(Semaphore(store, "key", 2, ttl=30).acquire())
+        dead = present(Semaphore(store, "key", 2, ttl=0.3, auto_renew=False).acquire())
+        with present(Semaphore(store, "key", 2).acquire(timeout=ENOUGH)) as hold:
+            assert dead.lost
+            assert hold.slot == dead.slot
+            assert not fences or hold.fence > dead.fence
+            with pytest.raises(LockLost):
+                dead.release()
             alive.ensure_held()
         alive.release()
+        assert observed(store, "key") is None
 
 
 def test_each_of_several_that_try_once_gets_a_free_permit(memory: MemoryStore, pool: ThreadPoolExecutor) -> None:
