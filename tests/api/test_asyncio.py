@@ -111,28 +111,25 @@ WAYS = [(0,), (1,), (3,), (5, 1), (9, 0), (1, 6), (7, 2, 0), (0, 4, 1, 8), (12, 
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_acquire_cancelled_at_any_turn_leaves_nothing(memory: MemoryStore, way: tuple[int, ...]) -> None:
+@in_a_loop
+async def test_an_acquire_cancelled_at_any_turn_leaves_nothing(memory: MemoryStore, way: tuple[int, ...]) -> None:
     """Cancelled after k turns, for every k to its end and whatever is under way then, acquire leaves the key free."""
-
-    async def main() -> int:
-        cancelled = 0
-        for act, number in itertools.product(ACTS, range(90)):
-            store = Travelling(memory, *way)
-            lock = AsyncLock(store, fresh())
-            task: asyncio.Task[object] = asyncio.ensure_future(act(lock))
-            await turns(number)
-            task.cancel()
-            hold = await over(task)
-            if isinstance(hold, AsyncHold):
-                await hold.release()
-            cancelled += task.cancelled()
-            assert observed(memory, lock.key) is None, f"{act} leaves an orphan, cancelled after {number} turns"
-            await store.settled()
-            assert observed(memory, lock.key) is None, f"a late request has landed, cancelled after {number} turns"
-            await (await held(lock)).release()
-        return cancelled
-
-    assert asyncio.run(main()) > 5
+    cancelled = 0
+    for act, number in itertools.product(ACTS, range(90)):
+        store = Travelling(memory, *way)
+        lock = AsyncLock(store, fresh())
+        task: asyncio.Task[object] = asyncio.ensure_future(act(lock))
+        await turns(number)
+        task.cancel()
+        hold = await over(task)
+        if isinstance(hold, AsyncHold):
+            await hold.release()
+        cancelled += task.cancelled()
+        assert observed(memory, lock.key) is None, f"{act} leaves an orphan, cancelled after {number} turns"
+        await store.settled()
+        assert observed(memory, lock.key) is None, f"a late request has landed, cancelled after {number} turns"
+        await (await held(lock)).release()
+    assert cancelled > 5
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import socket
 import threading
@@ -32,6 +31,7 @@ from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from caslock.testing.steps import again
 from tests.support.lasting import Lasting
 from tests.support.locations import Place, fresh, observed, present, until
+from tests.support.loops import in_a_loop
 
 
 class Untouchable:
@@ -152,16 +152,12 @@ def test_a_timeout_of_minus_one_waits_for_ever_as_in_threading() -> None:
 
 @every_lock
 @pytest.mark.parametrize("value", [-2, -0.5, math.nan, math.inf])
-def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
+@in_a_loop
+async def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., Making], value: float) -> None:
     """acquire refuses a negative timeout other than -1, NaN and infinity, before it asks the store."""
     lock = make(STORE, "key")
-
-    async def acquire() -> None:
-        waiting = lock.acquire(timeout=value)
-        await waiting  # only those of asyncio get here
-
     with pytest.raises(ValueError, match="timeout"):
-        asyncio.run(acquire())
+        await lock.acquire(timeout=value)  # only those of asyncio are awaited
 
 
 @pytest.mark.parametrize(
