@@ -440,25 +440,16 @@ def test_a_successor_that_withdraws_at_this_moment_gets_no_put() -> None:
     assert handing.kept()
 
 
-def test_a_hand_over_without_an_answer_is_told_at_once() -> None:
-    """The successor reads what has become of it, while we settle our release."""
-    handing = Handing(lost(), THEIRS)
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_hand_over_without_an_answer_is_told_at_once_if_it_was_sent(*, sent: bool) -> None:
+    """The successor reads what has become of it, while we settle our release; else it is woken only after that."""
+    handing = Handing(StoreUnavailable("no answer", sent=sent), THEIRS)
     assert handing.go().version == 9
     assert handing.script.verbs == ["put", "get"]
-    assert handing.successor.writes.may_land(5)
-    assert handing.holder.writes.releases
-    assert not handing.outgoing.pending
-    assert handing.event.rung == 1
-
-
-def test_a_hand_over_that_was_not_sent_is_not_told_yet() -> None:
-    """Nothing is in flight, and our record is there until the release: the successor is woken only then."""
-    handing = Handing(StoreUnavailable("not sent", sent=False), THEIRS)
-    handing.go()
-    assert not handing.successor.writes.in_flight
-    assert not handing.holder.writes.releases
-    assert handing.outgoing.pending
-    assert handing.event.rung == 0
+    assert bool(handing.successor.writes.in_flight) is handing.successor.writes.may_land(5) is sent
+    assert bool(handing.holder.writes.releases) is sent
+    assert handing.outgoing.pending is not sent
+    assert handing.event.rung == sent
 
 
 def test_a_hand_over_without_an_answer_ends_in_time() -> None:
