@@ -11,7 +11,7 @@ import inspect
 import io
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import caslock
 from caslock import AsyncHold, Hold, Lock, LockLost, NotAcquired, NotHeld, SemaphoreHold, current_hold, locked
 from caslock.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.support.locations import observed, present
+from tests.support.loops import in_a_loop
 
 Any_ = Any  # what these tests pass wrongly
 
@@ -428,58 +429,48 @@ def test_a_generator_function_is_refused_when_decorating(memory: MemoryStore, fu
         locked(memory, "k")(function)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        generator,
-        async_generator,
-        skipped_later,
-        contextlib.contextmanager(generator),
-        contextlib.asynccontextmanager(async_generator),
-        lambda: map(str, [1]),
-        itertools.count,
-    ],
-)
-def test_a_function_that_returns_what_runs_later_is_told(
-    memory: MemoryStore, function: Callable[[], Coroutine[Any, Any, object]]
+PLAIN: list[Callable[[], object]] = [
+    generator,
+    async_generator,
+    skipped_later,
+    contextlib.contextmanager(generator),
+    contextlib.asynccontextmanager(async_generator),
+    lambda: map(str, [1]),
+    itertools.count,
+]
+NATIVE: list[Callable[[], object]] = [
+    lambda: map(str, [1]),
+    lambda: filter(None, [1]),
+    lambda: zip([1], [2], strict=True),
+    lambda: enumerate([1]),
+    lambda: itertools.chain([1], [2]),
+    lambda: itertools.islice([1], 1),
+    async_generator,
+    generator,
+    lambda: asyncio.get_running_loop().create_future(),
+    lambda: asyncio.ensure_future(asyncio.sleep(0)),
+]
+
+
+@pytest.mark.parametrize(("make", "native"), [*((each, False) for each in PLAIN), *((each, True) for each in NATIVE)])
+@in_a_loop
+async def test_a_function_that_returns_what_runs_later_is_told(
+    memory: MemoryStore, make: Callable[[], object], *, native: bool
 ) -> None:
-    """A plain function that calls a generator function or a coroutine function: the call says that it ran unlocked."""
+    """Generators and coroutines, and of a coroutine function lazy iterators, tasks and futures: it ran unlocked."""
 
     @locked(memory, "k")
     def act() -> object:
-        return function()
-
-    with pytest.raises(TypeError, match=r"act returned a \w+, which runs after the lock would have been released"):
-        act()
-    assert not list(memory.list(""))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: map(str, [1]),
-        lambda: filter(None, [1]),
-        lambda: zip([1], [2], strict=True),
-        lambda: enumerate([1]),
-        lambda: itertools.chain([1], [2]),
-        lambda: itertools.islice([1], 1),
-        async_generator,
-        generator,
-        lambda: asyncio.get_running_loop().create_future(),
-        lambda: asyncio.ensure_future(asyncio.sleep(0)),
-    ],
-)
-def test_a_coroutine_function_that_returns_what_runs_later_is_told(
-    memory: MemoryStore, make: Callable[[], object]
-) -> None:
-    """Also lazy iterators, tasks and futures."""
-
-    @locked(memory, "k")
-    async def act() -> object:
         return make()
 
-    with pytest.raises(TypeError, match=r"act returned a \w+, which runs after the lock would have been released"):
-        asyncio.run(act())
+    @locked(memory, "k")
+    async def act_on() -> object:
+        return make()
+
+    with pytest.raises(
+        TypeError, match=r"act(_on)? returned a \w+, which runs after the lock would have been released"
+    ):
+        await act_on() if native else act()
     assert not list(memory.list(""))
 
 
