@@ -114,24 +114,19 @@ def test_input_and_output_pass_untouched(url: str) -> None:
     assert done.stdout == sent
 
 
-@pytest.mark.parametrize("name", ["USR1", "HUP", "INT", "TERM", "QUIT", "ALRM", "XCPU"])
-def test_signals_are_passed_on(name: str, url: str, store: ClosableStore) -> None:
-    """The command gets them, and may go on; the lock is held until it ends."""
-    script = f"trap 'echo {name}; exit 3' {name}; {READY}"
+NAMES = ["USR1", "HUP", "INT", "TERM", "QUIT", "ALRM", "XCPU"]
+GROUP = f"trap 'wait; exit 3' TERM; (trap 'echo TERM; exit' TERM; {READY}) & wait"
+SCRIPTS = [(name, f"trap 'echo {name}; exit 3' {name}; {READY}") for name in NAMES]
+
+
+@pytest.mark.parametrize(("name", "script"), [*SCRIPTS, ("TERM", GROUP)])
+def test_signals_are_passed_on(name: str, script: str, url: str, store: ClosableStore) -> None:
+    """The command gets them, and what it has started, and may go on; the lock is held until it ends."""
     with start("run", "key", "--", "sh", "-c", script, store=url) as process:
         assert line(process) == "ready"
         process.send_signal(signal.Signals[f"SIG{name}"])
         assert finished(process)[:2] == (3, f"{name}\n")
     assert not Lock(store, "key").locked()
-
-
-def test_the_whole_group_gets_a_signal(url: str) -> None:
-    """What the command has started gets it, too."""
-    script = f"trap 'wait; exit 4' TERM; (trap 'echo inner; exit' TERM; {READY}) & wait"
-    with start("run", "key", "--", "sh", "-c", script, store=url) as process:
-        assert line(process) == "ready"
-        process.terminate()
-        assert finished(process)[:2] == (4, "inner\n")
 
 
 def test_an_ignored_signal_stays_ignored(url: str) -> None:
