@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from caslock.store import Entry, Put, Removal, Store
+from caslock.store import Entry, Store
 from caslock.stores.memory import MemoryStore
 from caslock.testing import StoreContract, steps
 from caslock.testing.batching_contract import BatchingContract
@@ -24,6 +24,7 @@ from caslock.testing.server_contract import ServerContract
 from caslock.testing.steps import Clients
 from caslock.testing.watching_contract import WatchingContract
 from tests.proof.altered import wrong
+from tests.proof.torture.stores import Apart
 from tests.support.locations import until
 from tests.support.watching import WatchingMemory
 
@@ -471,17 +472,10 @@ def test_what_a_store_cannot_do_is_not_asked_of_it() -> None:
 
 def test_what_cannot_travel_together_is_skipped() -> None:
     """A store that answers None to every batch passes no test of batches: each is skipped."""
-
-    class Apart(MemoryStore):
-        def put_many(self, puts: Sequence[Put]) -> None:  # type: ignore[override] # BatchingStore allows None
-            """Nothing travels together."""
-
-        def invalidate_many(self, removals: Sequence[Removal]) -> None:  # type: ignore[override] # as above
-            """Nothing travels together."""
-
+    kind = type("Alone", (Apart, MemoryStore), {})
     for test in sentences_of(BatchingContract):
         with pytest.raises(pytest.skip.Exception, match="answered None"):
-            meets(Apart, test)
+            meets(kind, test)
 
 
 def test_without_a_server_its_failures_are_skipped() -> None:

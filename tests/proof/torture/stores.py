@@ -7,14 +7,12 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from caslock import Entry
 from caslock.local.multi import MultiAcquire
 from caslock.protocol.shared_attempt import ReadWriteAttempt
 from caslock.protocol.shares import READS, Seen
-from caslock.store import Put, Removal
 from caslock.stores.sqlite import SQLiteStore
 from caslock.verify.plan import SEVERAL
 
@@ -51,7 +49,14 @@ class NeverEndsLeases(Plain):
         return super().put_if_version(key, value, version, 3600 + ttl)
 
 
-class KeepsSeveral(Plain):
+class Apart:
+    """Nothing travels together."""
+
+    put_many: Any = staticmethod(lambda _: None)
+    invalidate_many = put_many
+
+
+class KeepsSeveral(Apart, Plain):
     """Never ends the leases of MultiLocks, and says of each of their releases that it has removed the record."""
 
     def put_if_version(self, key: str, value: bytes, version: int, ttl: float) -> Entry | None:
@@ -59,12 +64,6 @@ class KeepsSeveral(Plain):
 
     def invalidate(self, key: str, version: int) -> Entry | None:
         return None if SEVERAL in key else super().invalidate(key, version)
-
-    def put_many(self, puts: Sequence[Put]) -> None:  # type: ignore[override] # BatchingStore allows None
-        """Nothing travels together."""
-
-    def invalidate_many(self, removals: Sequence[Removal]) -> None:  # type: ignore[override] # as above
-        """Nothing travels together."""
 
 
 class FencesByChance(Plain):
