@@ -327,10 +327,10 @@ async def become_free(gates: list[Gate], key: str, wanted: list[bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_cancelled_acquire_leaves_nothing() -> None:
+@in_a_loop
+async def test_a_cancelled_acquire_leaves_nothing() -> None:
     """Cancelled while it waits for the second vote: every lease is given back, also those that come later."""
-
-    async def main() -> None:
+    async with asyncio.timeout(200):
         gates, key = [Gate() for _ in range(3)], fresh()
         for gate in gates[:2]:
             gate.open.clear()
@@ -348,8 +348,6 @@ def test_a_cancelled_acquire_leaves_nothing() -> None:
         async with lock:
             await become_free(gates, key, [False] * 3)
         await become_free(gates, key, [True] * 3)
-
-    asyncio.run(asyncio.wait_for(main(), 200))
 
 
 @in_a_loop
@@ -384,10 +382,10 @@ def test_a_hold_that_was_dropped_is_not_renewed_though_a_store_hangs(*, extended
         assert until(lambda: holders(three, key) == [False, True, True])
 
 
-def test_a_hold_that_a_task_has_dropped_is_not_renewed_though_a_store_hangs() -> None:
+@in_a_loop
+async def test_a_hold_that_a_task_has_dropped_is_not_renewed_though_a_store_hangs() -> None:
     """Also if that task has done no more than to acquire it, so that the hold is its result."""
-
-    async def main() -> None:
+    async with asyncio.timeout(200):
         gates, key = [Gate() for _ in range(3)], fresh()
         gates[0].open.clear()
         lock = AsyncQuorumLock(gates, key)
@@ -398,8 +396,6 @@ def test_a_hold_that_a_task_has_dropped_is_not_renewed_though_a_store_hangs() ->
         gc.collect()
         assert attempts[0]() is None
         gates[0].open.set()
-
-    asyncio.run(asyncio.wait_for(main(), 200))
 
 
 def test_an_event_loop_that_stands_still_keeps_no_other_from_the_key() -> None:

@@ -133,12 +133,13 @@ def test_a_coroutine_made_outside_of_tasks_belongs_to_the_one_that_runs_it(memor
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_blocking_lock_tells_tasks_of_one_thread_to_use_async_lock(memory: MemoryStore, several: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@in_a_loop
+async def test_a_blocking_lock_tells_tasks_of_one_thread_to_use_async_lock(memory: MemoryStore, several: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Where a second task would re-enter a blocking lock, acquire raises an error that names AsyncLock."""
     lock = MultiLock(memory, [fresh(), fresh()]) if several else Lock(memory, fresh())
-    keys = lock.keys if isinstance(lock, MultiLock) else (lock.key,)
+    keys, inside = lock.keys if isinstance(lock, MultiLock) else (lock.key,), list[str]()
 
-    async def work(inside: list[str], name: str) -> None:
+    async def work(name: str) -> None:
         with lock:
             inside.append(name)
             with lock:  # the same task re-enters
@@ -146,13 +147,9 @@ def test_a_blocking_lock_tells_tasks_of_one_thread_to_use_async_lock(memory: Mem
             assert inside == [name]
             inside.remove(name)
 
-    async def main() -> None:
-        inside = list[str]()
-        results = await asyncio.gather(*(work(inside, name) for name in "ab"), return_exceptions=True)
-        assert [type(result) for result in results] == [type(None), RuntimeError]
-        assert "AsyncLock" in str(results[1])
-
-    asyncio.run(main())
+    results = await asyncio.gather(*map(work, "ab"), return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), RuntimeError]
+    assert "AsyncLock" in str(results[1])
     assert [observed(memory, key) for key in keys] == [None] * len(keys)
 
 

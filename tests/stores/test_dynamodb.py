@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import traceback
@@ -29,6 +28,7 @@ from caslock.testing.steps import again
 from tests.stores import opening
 from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, on_shared, put
 from tests.support.locations import fresh
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, Server
 
 WEEK = 7 * 24 * 3600
@@ -275,20 +275,17 @@ def test_what_aws_answers_and_dynamodb_local_does_not(code: str, status: int, se
     assert SECRET not in "".join(traceback.format_exception(told))
 
 
-def test_a_client_of_aiobotocore_lends_its_settings(dynamodb_server: Server) -> None:
+@in_a_loop
+async def test_a_client_of_aiobotocore_lends_its_settings(dynamodb_server: Server) -> None:
     """Region, endpoint and credentials are the client's; one for the other API is refused."""
     settings = {"region_name": "eu-central-1", "endpoint_url": f"http://{HOST}:{dynamodb_server.port}"}
-
-    async def use() -> None:
-        own = {"aws_access_key_id": "another", "aws_secret_access_key": SECRET}
-        async with get_session().create_client("dynamodb", **settings, **own) as client:
-            async with AsyncDynamoDBStore(client, timeout=20) as store, AsyncLock(store, fresh()) as hold:
-                assert hold.fence
-                assert store.traits.location == DynamoDBStore(dynamodb_server.url).traits.location
-            with pytest.raises(TypeError, match="a client of aiobotocore, and a DynamoDBStore one of boto3"):
-                DynamoDBStore(client)
-
-    asyncio.run(use())
+    own = {"aws_access_key_id": "another", "aws_secret_access_key": SECRET}
+    async with get_session().create_client("dynamodb", **settings, **own) as client:
+        async with AsyncDynamoDBStore(client, timeout=20) as store, AsyncLock(store, fresh()) as hold:
+            assert hold.fence
+            assert store.traits.location == DynamoDBStore(dynamodb_server.url).traits.location
+        with pytest.raises(TypeError, match="a client of aiobotocore, and a DynamoDBStore one of boto3"):
+            DynamoDBStore(client)
     with pytest.raises(TypeError, match="a client of aiobotocore, and a DynamoDBStore one of boto3"):
         AsyncDynamoDBStore(boto3.client("dynamodb", **settings))
 

@@ -33,6 +33,7 @@ from caslock.testing.proxy import refused_port
 from caslock.testing.steps import again, at_once, timed
 from tests.stores.opening import SECRET, opening, put, refusal
 from tests.support.locations import fresh, until
+from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, MYSQL, POSTGRESQL, Server, private
 
 
@@ -348,29 +349,26 @@ def test_a_cancellation_while_it_connects_leaves_no_connection_open(postgresql_s
     assert left == []
 
 
-def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_a_cancellation_while_it_connects_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes just as a connection to MySQL is made, to a server that says nothing then."""
+    loop = asyncio.get_running_loop()
+    usual = loop.create_connection
 
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        usual = loop.create_connection
+    async def connect_and_cancel(*args: Any, **settings: Any) -> object:  # noqa: ANN401 - as the loop takes them
+        made = await usual(*args, **settings)
+        task.cancel()
+        return made
 
-        async def connect_and_cancel(*args: Any, **settings: Any) -> object:  # noqa: ANN401 - as the loop takes them
-            made = await usual(*args, **settings)
-            task.cancel()
-            return made
-
-        monkeypatch.setattr(loop, "create_connection", connect_and_cancel)
-        task = asyncio.create_task(store.get("k"))
-        done, _ = await asyncio.wait({task}, timeout=20)
-        assert done
-        assert task.cancelled()
-
+    monkeypatch.setattr(loop, "create_connection", connect_and_cancel)
     with socket.socket() as silent:
         silent.bind((HOST, 0))
         silent.listen()
         store = AsyncSQLStore(f"mysql://root@{HOST}:{silent.getsockname()[1]}/caslock?timeout=30")
-        asyncio.run(scene())
+        task = asyncio.create_task(store.get("k"))
+        done, _ = await asyncio.wait({task}, timeout=20)
+        assert done
+        assert task.cancelled()
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -386,14 +384,15 @@ def test_it_works_behind_pgbouncer_in_transaction_mode(pgbouncer: str, blocking:
         assert len(entries) == 1
 
 
-def test_what_an_exception_of_the_user_has_noted_outlives_a_refused_connection() -> None:
+@in_a_loop
+async def test_what_an_exception_of_the_user_has_noted_outlives_a_refused_connection() -> None:
     """Its frames keep their variables, for a debugger and for a report of the error."""
 
     def fail() -> None:
         noted = "the user's"
         raise ValueError(noted)
 
-    async def ask(port: int) -> None:
+    with refused_port() as port:
         try:
             fail()
         except ValueError as error:
@@ -401,6 +400,3 @@ def test_what_an_exception_of_the_user_has_noted_outlives_a_refused_connection()
                 await AsyncSQLStore(f"postgresql://u@127.0.0.1:{port}/d").get("key")
             frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
             assert frames[-1]["noted"] == "the user's"
-
-    with refused_port() as port:
-        asyncio.run(ask(port))
