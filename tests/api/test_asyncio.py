@@ -194,10 +194,10 @@ async def test_cancelled_while_waiting_for_another(location: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-def test_a_cancelled_acquire_or_release_leaves_nothing(kind: str, request: pytest.FixtureRequest) -> None:
+@in_a_loop
+async def test_a_cancelled_acquire_or_release_leaves_nothing(kind: str, request: pytest.FixtureRequest) -> None:
     """Each is cancelled after any number of turns: the key is free, and the object is usable."""
-
-    async def main(location: Place) -> None:
+    with opened(kind, request) as location:
         plain = location.store()
         async with location.async_store() as native:
             for number in range(60):
@@ -221,9 +221,6 @@ def test_a_cancelled_acquire_or_release_leaves_nothing(kind: str, request: pytes
                     await hold.release()
                 assert observed(seen, lock.key) is None
                 await (await held(lock)).release()
-
-    with opened(kind, request) as location:
-        asyncio.run(main(location))
 
 
 def test_a_loop_that_ends_right_after_a_cancellation_leaves_nothing(memory: MemoryStore) -> None:
@@ -409,23 +406,20 @@ async def test_the_error_of_the_block_is_never_masked(memory: MemoryStore) -> No
     assert not_cancelling()
 
 
-def test_loss_in_nested_blocks(memory: MemoryStore) -> None:
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1), (1, 0)])
+@in_a_loop
+async def test_loss_in_nested_blocks(memory: MemoryStore, lost: tuple[int, ...]) -> None:
     """Of two nested locks, loss of the outer one, the inner one, or both cancels the block, and ends in LockLost."""
-
-    async def main(lost: tuple[int, ...]) -> None:
-        store = AsyncMemoryStore(memory)
-        locks = [AsyncLock(store, fresh()) for _ in range(2)]
-        with pytest.raises(LockLost) as caught:
-            async with locks[0], locks[1]:
-                for number in lost:
-                    await locks[number].force_release()
-                await asyncio.sleep(20)
-        assert any(locks[number].key in str(caught.value) for number in lost)
-        assert not_cancelling()
-        assert not any(observed(memory, lock.key) for lock in locks)
-
-    for lost in ((0,), (1,), (0, 1), (1, 0)):
-        asyncio.run(main(lost))
+    store = AsyncMemoryStore(memory)
+    locks = [AsyncLock(store, fresh()) for _ in range(2)]
+    with pytest.raises(LockLost) as caught:
+        async with locks[0], locks[1]:
+            for number in lost:
+                await locks[number].force_release()
+            await asyncio.sleep(20)
+    assert any(locks[number].key in str(caught.value) for number in lost)
+    assert not_cancelling()
+    assert not any(observed(memory, lock.key) for lock in locks)
 
 
 @in_a_loop
