@@ -171,10 +171,7 @@ async def test_the_timeout_of_acquire_must_not_be_negative(make: Callable[..., M
     ],
 )
 def test_a_key_must_be_1_to_1024_characters(make: Callable[..., Making], key: object, error: type[Exception]) -> None:
-    """An empty key, one of 1,025 characters and one with a lone surrogate are ValueErrors, what is no str a TypeError.
-
-    Of each kind of lock, before anything is sent.
-    """
+    """One that is empty, has 1,025 characters or a lone surrogate is a ValueError, what is no str a TypeError."""
     with pytest.raises(error, match=r"key must|key contains a lone surrogate"):
         make(STORE, key)
 
