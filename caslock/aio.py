@@ -120,7 +120,7 @@ class AsyncWriteHold(AsyncHold):
 
 async def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    from caslock.local import tickets  # noqa: PLC0415 - `_adoption` has imported it
+    from caslock.local import tickets  # noqa: PLC0415 - imported by then; not a part of `import caslock`
 
     return await _committed(begun._state, begun, tickets.adopt(begun))
 

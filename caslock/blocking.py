@@ -195,8 +195,8 @@ class WriteHold(Hold):
         It takes one request, which replaces the lease as `extend` does.  The hold keeps its fence, and leaving its
         block releases it.  It is one of the ``read`` side now, which this thread may enter once more.
 
-        Raises what `Hold.extend` does.  After `StoreUnavailable`, others can read from the next renewal on, if not
-        before.  Raises RuntimeError if the side was entered more than once.
+        Raises what `Hold.extend` does.  After `StoreUnavailable`, others can read from the next renewal or `extend`
+        on, if not before.  Raises RuntimeError if the side was entered more than once.
         """
         with on_failure(self._mend):
             run(cast("ReadWriteState", self._state).downgrade(self))
@@ -225,7 +225,7 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
 
 def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    from caslock.local import tickets  # noqa: PLC0415 - `_adoption` has imported it
+    from caslock.local import tickets  # noqa: PLC0415 - imported by then; not a part of `import caslock`
 
     state = begun._state
     try:

@@ -19,7 +19,7 @@ if sys.flags.dev_mode:
     import tracemalloc  # noqa: F401 - see above
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from caslock.local.lock_state import LockState
     from caslock.protocol.attempt import Attempt
@@ -53,9 +53,17 @@ class Held(ABC):
         """Whether it was handed over: there is nothing to release then."""
         return any(hold._attempt.handed_over for hold in self._each)  # noqa: SLF001 - of a hold
 
-    ensure_held: Callable[[], None]
-    _renewed: Callable[[float | None], Coroutine[object, object, None]]
-    _released: Callable[..., Coroutine[object, object, None]]
+    @abstractmethod
+    def ensure_held(self) -> None:
+        """See `Holding.ensure_held`."""
+
+    @abstractmethod
+    def _renewed(self, ttl: float | None) -> Coroutine[object, object, None]:
+        """Extend the leases."""
+
+    @abstractmethod
+    def _released(self, limit: float = NEVER) -> Coroutine[object, object, None]:
+        """Release; after a failure, no request begins at or after `limit`."""
 
 
 class Holding(Held):

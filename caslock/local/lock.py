@@ -224,7 +224,7 @@ class Adoptable(OneKey, Generic[S, H]):
     @classmethod
     def _adoption(cls, store: S, text: str, given: Adopting[H], make: Callable[[LockState, Attempt], H]) -> H:
         """Check what `adopt` is given, and return a hold for `tickets.adopt`; no request is sent."""
-        from caslock.local import tickets  # noqa: PLC0415 - a tenth of `import caslock`, and seldom used
+        from caslock.local import tickets  # noqa: PLC0415 - seldom used, and it loads base64 and zlib
         from caslock.protocol.transfer import read_ticket  # noqa: PLC0415 - as above
 
         if unknown := given.keys() - Adopting.__annotations__:
@@ -440,8 +440,8 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own,
         except for `timeout`: that of the MultiLock is one deadline for all keys together.
         """
-        from caslock.local.multi import MultiState  # noqa: PLC0415 - seldom used, as the next one
-        from caslock.local.several import check_keys, check_locks  # noqa: PLC0415
+        from caslock.local.multi import MultiState  # noqa: PLC0415 - seldom used
+        from caslock.local.several import check_keys, check_locks  # noqa: PLC0415 - seldom used
 
         if "linger" in settings:
             raise no_such_setting({"linger": None})

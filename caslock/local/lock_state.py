@@ -479,11 +479,11 @@ class LockState:
         try:
             await renew.renew(self.runtime, attempt, ttl)
         except StoreError as error:
-            raise attempt.failed("extend", error, ". The hold lasts no longer than before") from error
+            raise attempt.failure("extend", error, "its deadline is no later than before") from error
 
     async def hand_over(self, hold: Holding) -> str:
         """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
-        from caslock.local import tickets  # noqa: PLC0415 - a tenth of `import caslock`, and seldom used
+        from caslock.local import tickets  # noqa: PLC0415 - seldom used, and it loads base64 and zlib
 
         return await tickets.hand_over(hold)
 
@@ -508,12 +508,12 @@ class LockState:
 
     async def holder(self) -> Record | None:
         """Who holds the key."""
-        attempt = self.begun()._attempt()
+        reader = self.begun()._attempt()
         limit = last_start_of_three(self.runtime, self.runtime.now())
         try:
-            observed = await read(self.runtime, attempt, limit)
+            observed = await read(self.runtime, reader, limit)
         except StoreError as error:
-            raise attempt.failed("look up the holder of", error) from error
+            raise reader.failure("look up the holder of", error) from error
         record = observed.record
         return None if record is None or record.free else self._told(record, observed.fence)
 
@@ -523,11 +523,11 @@ class LockState:
 
     async def force_release(self) -> Record | None:
         """Take the key away from whoever holds it."""
-        attempt = self.begun()._attempt()
+        writer = self.begun()._attempt()
         try:
-            broken = await release.force_release(self.runtime, attempt)
+            broken = await release.force_release(self.runtime, writer)
         except StoreError as error:
-            raise attempt.failed("force-release", error) from error
+            raise writer.failure("force-release", error) from error
         if broken is None:
             return None
         for attempt in (*self._queue.inside(self.runtime.now()), *self._attempts()):

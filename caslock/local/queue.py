@@ -89,8 +89,8 @@ class LocalQueue:
     async def turn(self, attempt: Attempt, look_at: float, limit: float, *, once: bool = False) -> bool:
         """Wait for our turn until `limit`; return whether `attempt` is inside then.  Always `leave` afterwards.
 
-        It is in the line already, unless we wait only until a lingering key is released (`once`).  `look_at`: when to
-        look again who is inside, see `next_look`.
+        `attempt` is already in the line, unless `once`: then wait only until a lingering key is released.  `look_at` is
+        when to look again who is inside; see `next_look`.
         """
         runtime, patience, until = attempt.runtime, 0.0, min(look_at, limit)
         if once and not self._join_behind_lingering(attempt, runtime.now()):

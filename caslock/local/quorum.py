@@ -332,7 +332,7 @@ class QuorumState(LockState):
             for error in failed.values():
                 if not isinstance(error, (CaslockError, ValueError)):
                     raise error
-            raise self._too_few(f"could not extend lock {self.key!r}", failed, "The hold lasts no longer than before")
+            raise self._too_few(f"could not extend lock {self.key!r}", failed, "Its deadline is no later than before")
         self._fill(attempt)
 
 

@@ -48,7 +48,7 @@ class ReadWriteState(SharedState):
         return super().begin(make, caller)
 
     async def downgrade(self, hold: Holding) -> None:
-        """Have a hold that writes read from now on; if the store does not answer, the next renewal publishes it."""
+        """Have a hold that writes read from now on; without an answer, the next renewal or extension publishes it."""
         hold._mine()
         attempt, reads = cast("ReadWriteAttempt", hold._attempt), self if self.role == READS else self.other.begun()
         with self._guard:
@@ -64,7 +64,7 @@ class ReadWriteState(SharedState):
         try:
             await renew.renew(self.runtime, attempt, None)
         except StoreError as error:
-            raise attempt.failed("downgrade", error, ". The next renewal tries again") from error
+            raise attempt.failure("downgrade", error, "the next renewal or extend() tries again") from error
         self._queue.look_again(self.runtime.now())
 
     async def hand_over(self, hold: Holding) -> str:

@@ -10,7 +10,7 @@ import heapq
 import weakref
 from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from caslock.local import linger
 from caslock.local.reports import report_renewals
@@ -69,6 +69,13 @@ def by_store(attempts: Iterable[Attempt]) -> Iterable[list[Attempt]]:
     return found.values()
 
 
+class _Look(NamedTuple):
+    when: float
+    asked: bool  # whether the renewal has been asked for
+    number: int  # of which there are no two: the heap compares no references
+    attempt: weakref.ref[Attempt]
+
+
 class Schedule:
     """When to look at each attempt next: when its renewal is due, when that is late, and at the end of its lease.
 
@@ -89,7 +96,7 @@ class Schedule:
     def next(self) -> float:
         """When to look next."""
         self._sort_in()
-        return self._looks[0][0] if self._looks else NEVER
+        return self._looks[0].when if self._looks else NEVER
 
     def add(self, attempt: Attempt) -> float:
         """Look at `attempt` when it is due, and at no other time; returns when to look next at the latest.
@@ -103,11 +110,11 @@ class Schedule:
         """Return what is due at the moment `now`, which the caller has just read from the clock."""
         self._sort_in()
         due = Due([], [], [])
-        while self._looks and self._looks[0][0] <= now:
+        while self._looks and self._looks[0].when <= now:
             look = heapq.heappop(self._looks)
             attempt = _awaited(look)
             if attempt is not None:
-                self._look_at(attempt, now, due, asked=look[1])
+                self._look_at(attempt, now, due, asked=look.asked)
         return due
 
     def _sort_in(self) -> None:
@@ -135,7 +142,8 @@ class Schedule:
                 due.late.append(attempt)
 
     def _at(self, when: float, attempt: Attempt, *, asked: bool = False) -> None:
-        heapq.heappush(self._looks, (when, asked, next(_numbers), weakref.ref(attempt)))
+        # In this order: after an interrupt between the two, the earlier look still counts.
+        heapq.heappush(self._looks, _Look(when, asked, next(_numbers), weakref.ref(attempt)))
         attempt.scheduled = when
 
     def _forget_dead(self) -> None:
@@ -143,15 +151,10 @@ class Schedule:
         self._most = max(_MOST_DEAD, 2 * len(self._looks))
 
 
-_Look: TypeAlias = "tuple[float, bool, int, weakref.ref[Attempt]]"
-"""When; whether the renewal has been asked for; a number that no other look has; at which attempt."""
-
-
 def _awaited(look: _Look) -> Attempt | None:
     """Return the attempt to look at; None: it is held no longer, or another look has replaced this one."""
-    when, _, _, reference = look
-    attempt = reference()
-    looks = attempt is not None and attempt.scheduled == when and _is_looked_after(attempt)
+    attempt = look.attempt()
+    looks = attempt is not None and attempt.scheduled == look.when and _is_looked_after(attempt)
     return attempt if looks else None
 
 
@@ -188,8 +191,8 @@ class Renewals:
     ) -> None:
         """Renew nothing yet.
 
-        `start` runs a coroutine in a thread or task, and calls a function when that has ended.  `watch` schedules the
-        next renewal.  `batches`: whether the store can renew several leases in one request.
+        `start` runs a coroutine in a thread or task, and calls a function when it has ended.  `watch` schedules the
+        next renewal.  `batches` says whether the store can renew several leases in one request.
         """
         self._start, self._watch = start, watch
         self._together, self._most = (MOST_TOGETHER, MOST_BATCHES) if batches else (1, MOST_RENEWING)

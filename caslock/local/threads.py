@@ -126,7 +126,7 @@ class ThreadRuntime:
         self.patience: float = immediate.traits.request_timeout
         observing = None
         if not immediate.traits.expires:
-            from caslock.protocol.observation import ObservingStore  # noqa: PLC0415 - one store needs it
+            from caslock.protocol.observation import ObservingStore  # noqa: PLC0415 - only for stores that end no leases
 
             observing = ObservingStore(immediate, self.now)
         self.store: AsyncStore = observing or immediate

@@ -23,17 +23,17 @@ H = TypeVar("H", bound=Holding)
 
 
 async def hand_over(hold: Holding) -> str:
-    """See `LockState.hand_over`."""
+    """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
     state, attempt = hold._state, hold._attempt
-    _check_whole(hold)  # first: a forked child may wait for a mutex of its parent for ever
+    _check_can_hand_over(hold)  # first: a forked child may wait for a mutex of its parent for ever
     async with attempt.mutex:  # no renewal writes our own hold id over the ticket's
-        _check_whole(hold)
+        _check_can_hand_over(hold)
         try:
             ticket = await transfer.hand_over(state.runtime, attempt)
         except StoreError as error:
-            raise attempt.failed("hand over", error, ". It is held as before") from error
+            raise attempt.failure("hand over", error, "it is still held here") from error
         with state._guard:
-            _check_whole(hold)  # its thread may have entered it again meanwhile, or another has released it
+            _check_can_hand_over(hold)  # its thread may have entered it again meanwhile, or another has released it
             attempt.begin_release()
             state._held.pop(attempt.hold_id, None)
             attempt.hold_id = ticket.hold
@@ -43,8 +43,8 @@ async def hand_over(hold: Holding) -> str:
     return str(ticket)
 
 
-def _check_whole(hold: Holding) -> None:
-    """Check that a hold is all there is of its attempt, and its user's."""
+def _check_can_hand_over(hold: Holding) -> None:
+    """Raise RuntimeError if the hold was re-entered or is part of a MultiHold, `NotHeld` if it is not the caller's."""
     hold._mine()
     levels = len(hold._attempt.levels)
     if levels > 1:

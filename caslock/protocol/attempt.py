@@ -441,9 +441,9 @@ class Attempt:
             error.key, error.location = self.key, self.runtime.store.traits.location
         return error
 
-    def failed(self, what: str, error: StoreError, rest: str = "") -> StoreError:
-        """Return the error of a call that has failed with `error`: it names the lock, and says what is certain."""
-        message = f"could not {what} lock {self.key!r}: {str(error).rstrip('.')}{rest}"
+    def failure(self, action: str, error: StoreError, outcome: str = "") -> StoreError:
+        """Return the error to raise when `action` has failed with `error`; `outcome` says what is certain now."""
+        message = f"could not {action} lock {self.key!r}: {str(error).rstrip('.')}{outcome and '; '}{outcome}"
         if isinstance(error, StoreUnavailable):
             return self.concerns(StoreUnavailable(message, sent=error.sent))
         return self.concerns(StoreError(message))

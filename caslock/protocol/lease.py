@@ -42,7 +42,7 @@ class Lease:
     )
 
     def __init__(self, ttl: float, max_hold: float, auto_renew: bool) -> None:  # noqa: FBT001 - by position, it is faster
-        """Begin as not held; `ttl` is that of every lease, until an extension changes it."""
+        """Begin as not held; `ttl` applies to every lease until an extension changes it."""
         self.ttl: float = ttl
         self.max_hold: float = max_hold
         self.auto_renew: bool = auto_renew

@@ -59,7 +59,7 @@ async def release(
         try:
             observed = await _leave(runtime, attempt, outgoing, removed, limit if in_time else now)
         except (StoreError, ValueError) as error:
-            _fail(attempt, error, in_time=in_time)
+            _raise_unsettled(attempt, error, in_time=in_time)
         if not attempt.writes.releases:
             over = observed.record is None and not in_time
             loss = attempt.lose(lease.end("released") if over else who_holds(runtime, observed.record))
@@ -73,19 +73,19 @@ async def release(
         raise loss
 
 
-def _fail(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> NoReturn:
-    """Raise the error of a release that may be made again, or `LockLost` if that would not help."""
+def _raise_unsettled(attempt: Attempt, error: StoreError | ValueError, *, in_time: bool) -> NoReturn:
+    """Raise the error of an unanswered or refused release, or `LockLost` if calling it again can't help."""
     attempt.state = UNSETTLED
     lease, sent = attempt.lease, bool(attempt.writes.releases)
     if not (in_time or sent):  # the lease had ended: lost, whatever the answer
         raise attempt.lose(lease.end("released")) from error
-    rest = f"Call release() again; otherwise its lease expires within {max(lease.ttl, attempt.min_hold):g} s"
+    advice = f"call release() again, or its lease expires within {max(lease.ttl, attempt.min_hold):g} s"
     if not isinstance(error, StoreError):
-        error.add_note(rest)
+        error.add_note(f"Lock {attempt.key!r} was not released: {advice}.")
         raise error
     if isinstance(error, StoreUnavailable):  # an earlier request of ours may have been applied
         error.sent = error.sent or sent
-    raise attempt.failed("release", error, f". {rest}") from error
+    raise attempt.failure("release", error, advice) from error
 
 
 def release_later(attempt: Attempt) -> None:
@@ -153,7 +153,7 @@ async def force_release(runtime: Runtime, attempt: Attempt) -> Record | None:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            message = f"{error}; it is held by {record}"
+            message = f"{str(error).rstrip('.')}; it is held by {record}"
             raise StoreError(message) from error
         if observed.record is not None and attempt.writes.includes(observed.record, sent):
             return broken

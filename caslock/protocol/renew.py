@@ -56,7 +56,7 @@ async def renew_alone(runtime: Runtime, attempt: Attempt, ttl: float | None, *, 
             lease.ttl = lease.ttl if ttl is None else ttl  # what the store has accepted: the renewals go on with it
             return
     message = "its record kept changing; gave up"
-    raise attempt.concerns(StoreUnavailable(message))
+    raise StoreUnavailable(message)
 
 
 def _renewal(runtime: Runtime, attempt: Attempt, ttl: float | None, now: float) -> Record | None:

@@ -53,7 +53,7 @@ async def give_up(runtime: Runtime, attempt: Attempt, error: BaseException) -> N
             raise attempt.concerns(OutcomeUnknown(message)) from error
         error.add_note(message)
     elif isinstance(error, StoreError):
-        raise attempt.failed(attempt.purpose, error, f"; {_REMAINS[attempt.purpose]}") from error
+        raise attempt.failure(attempt.purpose, error, _REMAINS[attempt.purpose]) from error
 
 
 async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> Remnant | None:
@@ -134,5 +134,5 @@ async def withdraw(runtime: Runtime, attempt: Attempt, observed: Observed, limit
         left = observed.record
         if left is None if rest is None else left is not None and writes.includes(left, before):
             return observed
-    message = f"lock {attempt.key!r} could not be released: its record kept changing until the deadline"
-    raise attempt.concerns(StoreUnavailable(message))
+    message = "its record kept changing until the deadline"
+    raise StoreUnavailable(message)

@@ -203,8 +203,8 @@ def test_a_memory() -> None:
 def test_a_store_of_somebody_else() -> None:
     """An entry point may name a class with `from_url` or a callable; asyncio prefers a store of its own group.
 
-    A scheme of caslock's own is never somebody else's.  A prefix is given to such a store only if there is one, and it
-    may refuse it.
+    A scheme of caslock's own is never somebody else's.  `prefix` is passed on only if it is given, and such a store may
+    refuse it.
     """
     assert type(connect("shop://x")).__name__ == "Shop"
     assert getattr(connect("STALL://x?y"), "url", None) == "STALL://x?y"

@@ -42,23 +42,24 @@ def of_key(error: CaslockError, traits: Traits) -> bool:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("no luck", sent=False), StoreError("no luck")])
-def test_a_call_that_fails_says_which_lock_and_what_it_could_not_do(faulty: FaultyStore, error: StoreError) -> None:
+def test_a_failed_call_names_the_lock_and_what_it_could_not_do(faulty: FaultyStore, error: StoreError) -> None:
     """In its text, and as attributes; the store's own error is the cause."""
     hold, writes = held(Lock(faulty, "k", ttl=100)), present(ReadWriteLock(faulty, "both").write.acquire())
     calls: dict[str, Callable[[], object]] = {
-        "extend lock 'k': no luck. The hold lasts no longer than before": hold.extend,
-        "hand over lock 'k': no luck. It is held as before": hold.hand_over,
+        "extend lock 'k': no luck; its deadline is no later than before": hold.extend,
+        "hand over lock 'k': no luck; it is still held here": hold.hand_over,
         "look up the holder of lock 'k': no luck": Lock(faulty, "k").locked,  # which asks for it
         "force-release lock 'k': no luck": Lock(faulty, "k").force_release,
-        "downgrade lock 'both': no luck. The next renewal tries again": writes.downgrade,
+        "downgrade lock 'both': no luck; the next renewal or extend() tries again": writes.downgrade,
         "acquire lock 'new': no luck; nothing was left behind": Lock(faulty, "new").acquire,
-        "release lock 'k': no luck. Call release() again; otherwise its lease expires within 100 s": hold.release,
+        "release lock 'k': no luck; call release() again, or its lease expires within 100 s": hold.release,
     }
     faulty.on("any", range(1, 99), raising(lambda: error, applied=False))
     for text, call in calls.items():
-        with pytest.raises(type(error)) as caught:
+        with pytest.raises(StoreError) as caught:
             call()
-        assert str(caught.value) == f"could not {text}"
+        assert (str(caught.value), type(caught.value)) == (f"could not {text}", type(error))
+        assert getattr(caught.value, "sent", None) == getattr(error, "sent", None)
         assert (caught.value.key, caught.value.location) == (text.split("'")[1], faulty.traits.location)
         assert caught.value.__cause__ is error
     faulty.heal()
@@ -130,7 +131,7 @@ async def test_why_a_block_was_cancelled() -> None:
 
 
 def test_which_key_a_request_without_an_answer_was_about(memory: MemoryStore, faulty: FaultyStore) -> None:
-    """Whether it has come to nothing, or may still be applied."""
+    """Both when it had no effect and when it may still be applied."""
     lock = Lock(faulty, "k", retry=(0, 0), timeout=0)
     faulty.on("put_if_version", 1, lose_request)
     with pytest.raises(StoreUnavailable) as lost:

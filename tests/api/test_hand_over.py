@@ -145,7 +145,8 @@ async def test_an_async_block_is_left_in_silence_too() -> None:
 @pytest.mark.parametrize("lock", [Lock, Pair])
 def test_a_ticket_is_used_once(location: Place, lock: type[Lock | Pair]) -> None:
     """A second adoption fails, and only reads: the first hold goes on."""
-    ticket = held(lock(location.store(), key := fresh(), ttl=50)).hand_over()
+    key = fresh()
+    ticket = held(lock(location.store(), key, ttl=50)).hand_over()
     adopted = lock.adopt(location.store(), ticket)
     again = Watched(location.store())
     with pytest.raises(LockLost, match="the ticket was used before"):

@@ -67,7 +67,7 @@ import caslock
 lock = caslock.Lock(caslock.connect("memory://"), "k")
 with lock, lock, lock.acquire(), caslock.MultiLock([lock]):
     lock.acquire().release()
-caslock.Election  # that of threads
+caslock.Election  # the blocking one
 print(*{*caslock.__all__, "__version__"} - {*dir(caslock)})
 print(*{"asyncio", "caslock.local.quorum"} & {*sys.modules})
 """

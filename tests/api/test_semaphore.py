@@ -566,11 +566,13 @@ def test_force_release_ends_all_holds(memory: MemoryStore) -> None:
 @pytest.mark.parametrize("kind", [Semaphore, AsyncSemaphore])
 @pytest.mark.parametrize("permits", [0, -1, MAX_PERMITS + 1, True, 2.0, "2", None])
 def test_permits_are_a_whole_number_in_range(memory: MemoryStore, kind: Callable[..., object], permits: object) -> None:
-    """Nothing is taken for one, and nothing is asked."""
+    """Any other number is a ValueError, any other type a TypeError, before any request."""
+    store = Watched(memory)
     whole = type(permits) is int
     told = f"permits must be from 1 to {MAX_PERMITS}, not {permits}" if whole else "permits must be an int"
     with pytest.raises(ValueError if whole else TypeError, match=told):
-        kind(memory, "key", permits)
+        kind(store, "key", permits)
+    assert store.requests == []
 
 
 @pytest.mark.parametrize("name", ["owner", "min_hold", "linger"])

@@ -368,7 +368,7 @@ def verdict(make: Make, server: Server, test: str) -> str:
     except pytest.skip.Exception as reason:
         return f"{SKIPPED}{reason}"
     finally:
-        with contextlib.suppress(AttributeError):  # of one that can't be closed twice
+        with contextlib.suppress(AttributeError):  # raised by the store that can't be closed twice
             server_contract._close(store)
     return ""
 

@@ -12,7 +12,7 @@ from caslock.local import linger
 from caslock.local.threads import ThreadRuntime
 from caslock.local.workers import run
 from caslock.protocol.life import ASKING, HELD, LEAVING, LINGERING, OVER
-from caslock.protocol.record import Observed
+from caslock.protocol.record import Observed, decode
 from tests.rules.test_multilock_steps import Background, Timed, background, store
 from tests.support.locations import held, present
 from tests.support.recorder import Recorder
@@ -63,20 +63,22 @@ def test_a_release_that_lingers_leaves_nobody_who_holds_it(scene: Scene) -> None
     assert scene.attempt in linger.lingering
 
 
-def test_it_is_told_how_long_it_was_held(scene: Scene) -> None:
-    """Since its own acquire; one without a request takes no time."""
+def test_observers_are_told_how_long_each_hold_has_lasted(scene: Scene) -> None:
+    """From its own acquire; one that takes no request takes no time."""
     told = Recorder()
     stop = observe(told)
     scene.store.passed += 3.0
-    scene.hold.release()
-    assert scene.resumed()
-    stop()
+    try:
+        scene.hold.release()
+        assert scene.resumed()
+    finally:
+        stop()
     seconds = [(name, event.seconds) for name, event in told.events]
     assert seconds == [("released", 3.0), ("acquired", 0.0), ("released", 0.0)]
 
 
-def test_who_came_as_it_began_to_linger_has_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is released at once, to the one who has not seen that it lingers: in the same request."""
+def test_a_waiter_that_came_as_the_key_began_to_linger_gets_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It queued before it could see that the key lingers, so the release hands the key over in one request."""
     other = Lock(scene.store, "k")._state.begin(Hold)
 
     def watch(_runtime: ThreadRuntime, _attempt: object) -> None:
@@ -88,6 +90,7 @@ def test_who_came_as_it_began_to_linger_has_it(scene: Scene, monkeypatch: pytest
     run(work())
     assert scene.store.requests == [("put", "k")]
     assert other._attempt in scene.state._queue.inside(scene.state.runtime.now())
+    assert other._attempt.is_in(decode(present(scene.store.get("k")).value))
 
 
 @pytest.mark.parametrize(

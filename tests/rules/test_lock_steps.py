@@ -29,7 +29,7 @@ from caslock.protocol.contention import Contention
 from caslock.protocol.exchange import Sent
 from caslock.protocol.lease import NEVER
 from caslock.protocol.life import State
-from caslock.protocol.record import NOTHING, Observed, Record
+from caslock.protocol.record import NOTHING, Observed, Record, encode
 from caslock.stores.memory import MemoryStore
 from caslock.testing.faults import FaultyStore
 from tests.rules.test_multilock_steps import Background, Timed, background, store
@@ -298,6 +298,13 @@ def test_a_stamp_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     second = stamps()
     assert (first.stamp.since_iso, second.stamp.since_iso) == ("1970-01-01T00:16:40Z", "1970-01-01T00:16:41Z")
     assert stamps() is second
+
+
+def test_the_first_record_has_the_settings_of_its_lock() -> None:
+    """The text that is prepared once a second is that of the record."""
+    memory = MemoryStore()
+    hold = held(Lock(memory, "k", ttl=1.5, note='100 % "ü" {}'))
+    assert present(memory.get("k")).value == encode(present(hold._attempt.lease.record))
 
 
 def test_a_hold_of_an_event_loop_that_has_ended_is_lost_to_who_comes_next(

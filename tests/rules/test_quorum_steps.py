@@ -199,7 +199,7 @@ def test_a_hold_lasts_as_long_as_two_of_three_leases(scene: Scene) -> None:
         StoreUnavailable, match="could not extend lock 'k', because 2 of 3 stores did not answer"
     ) as caught:
         hold.extend(220)
-    assert "The hold lasts no longer than before" in str(caught.value)
+    assert "Its deadline is no later than before" in str(caught.value)
     assert hold.remaining() <= before
     with pytest.raises(StoreUnavailable, match="could not release lock 'k', because 2 of 3") as caught:
         hold.release()
@@ -428,7 +428,7 @@ def test_an_extension_waits_a_moment_for_a_minority_and_three_timeouts_for_a_maj
     scene.silent = set(scene.stores[:2])
     with pytest.raises(StoreUnavailable, match="could not extend lock 'k', because 2 of 3") as caught:
         hold.extend(300)
-    assert "memory://0: no answer in time; memory://1: no answer in time. The hold lasts" in str(caught.value)
+    assert "memory://0: no answer in time; memory://1: no answer in time. Its deadline is" in str(caught.value)
     assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
     assert hold._attempt.lease.ttl == 200
     scene.silent = set()

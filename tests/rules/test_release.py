@@ -163,7 +163,7 @@ def test_a_release_without_an_answer_can_be_called_again() -> None:
     for _ in range(2):
         with pytest.raises(StoreUnavailable) as raised:
             released(attempt)
-        assert str(raised.value).count("Call release() again") == 1
+        assert str(raised.value).count("call release() again") == 1
         assert attempt.state is State.UNSETTLED
         assert attempt.writes.releases
         script.clock = attempt.lease.deadline
@@ -300,14 +300,14 @@ def test_a_free_record_takes_the_place_of_what_is_released_by_force() -> None:
 def test_a_refused_removal_by_force_says_who_holds_the_key() -> None:
     """And why the store refuses."""
     with pytest.raises(StoreError, match=re.escape(f"read-only; it is held by {OTHER}")):
-        forced(Scripted(THEIRS, StoreError("read-only")))
+        forced(Scripted(THEIRS, StoreError("read-only.")))
 
 
-def test_a_removal_by_force_without_an_answer_does_not_say_that_nothing_was_released() -> None:
+def test_a_removal_by_force_without_an_answer_does_not_say_who_holds_the_key() -> None:
     """It may have been applied."""
     with pytest.raises(StoreUnavailable) as caught:
         forced(Scripted(THEIRS, *[lost() for _ in range(9)]))
-    assert not any("was not released" in note for note in getattr(caught.value, "__notes__", []))
+    assert "held by" not in str(caught.value)
 
 
 def test_force_is_not_used_twice() -> None:

@@ -81,8 +81,8 @@ def apis(kind: Callable[..., Any], native: Callable[..., Any]) -> Any:  # noqa: 
     return each
 
 
-def on_shared(server: str) -> Any:  # noqa: ANN401 - as above
-    """Make the fixture `store`, which gives one of each API of the file, on the server of that fixture."""
+def store_on(server: str) -> Any:  # noqa: ANN401 - as above
+    """Make the fixture `store`: a store of each API in turn, on the server of the fixture that is named."""
 
     @pytest.fixture(name="store")
     def one(api: Opening, request: pytest.FixtureRequest) -> Opened:

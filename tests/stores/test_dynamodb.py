@@ -26,7 +26,7 @@ from caslock.testing.drive import on_loop
 from caslock.testing.proxy import FaultProxy, foreign_port
 from caslock.testing.steps import again
 from tests.stores import opening
-from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, on_shared, put
+from tests.stores.opening import SECRET, Opened, Opening, apis, expect_refused, expect_requests, put, store_on
 from tests.support.locations import fresh
 from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, Server
@@ -36,7 +36,7 @@ WEEK = 7 * 24 * 3600
 Client = Any  # of boto3, which ships no types
 
 api = apis(DynamoDBStore, AsyncDynamoDBStore)
-store = on_shared("dynamodb_server")
+store = store_on("dynamodb_server")
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,9 @@ from tests.stores.opening import (
     expect_requests,
     expect_tls_of_both_sides,
     expect_woken,
-    on_shared,
     put,
     refusal,
+    store_on,
     unsent,
     until_put,
 )
@@ -63,7 +63,7 @@ def leases(server: Server) -> set[str]:
 
 
 api = apis(EtcdStore, AsyncEtcdStore)
-store = on_shared("etcd_server")
+store = store_on("etcd_server")
 
 
 def test_a_cycle_is_two_packets_and_leaves_no_lease(api: Opening, new_etcd: NewServer) -> None:

@@ -31,16 +31,16 @@ from tests.stores.opening import (
     apis,
     expect_refused,
     expect_requests,
-    on_shared,
     put,
     refusal,
+    store_on,
     unsent,
 )
 from tests.support.locations import fresh, until
 from tests.support.servers import HOST, Member, Server, hazelcast, private
 
 api = apis(HazelcastStore, AsyncHazelcastStore)
-store = on_shared("hazelcast_server")
+store = store_on("hazelcast_server")
 
 Map = Any  # of a client without types
 

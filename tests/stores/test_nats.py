@@ -44,9 +44,9 @@ from tests.stores.opening import (
     expect_tls_of_both_sides,
     expect_woken,
     finds,
-    on_shared,
     put,
     refusal,
+    store_on,
     unsent,
     until_put,
 )
@@ -73,7 +73,7 @@ def make_bucket(server: Server, name: str, **settings: object) -> str:
 
 
 api = apis(NatsStore, AsyncNatsStore)
-store = on_shared("nats_server")
+store = store_on("nats_server")
 
 
 # Requests and markers

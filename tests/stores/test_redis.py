@@ -48,9 +48,9 @@ from tests.stores.opening import (
     expect_refused,
     made,
     microseconds,
-    on_shared,
     put,
     refusal,
+    store_on,
     unsent,
 )
 from tests.stores.test_redis_batch import put_and_remove
@@ -64,7 +64,7 @@ Opened = Any  # a store of either API, whose verbs block
 
 
 api = apis(partial(made, RedisStore), partial(made, AsyncRedisStore))
-store = on_shared("redis_server")
+store = store_on("redis_server")
 
 
 def client(api: Opening, url: str, **options: Option) -> Client:

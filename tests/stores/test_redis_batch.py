@@ -16,7 +16,7 @@ from caslock.store import ABSENT, WOKEN, Entry, Put, Removal
 from caslock.stores.redis import FOREIGN, AsyncRedisStore, RedisStore
 from caslock.testing.steps import in_a_thread
 from tests.conftest import NewServer
-from tests.stores.opening import apis, on_shared
+from tests.stores.opening import apis, store_on
 from tests.support.locations import present, until
 from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, Server, free_port
@@ -24,7 +24,7 @@ from tests.support.servers import HOST, Server, free_port
 Opened = Any  # a store of either API, whose verbs block
 
 api = apis(RedisStore.from_url, AsyncRedisStore.from_url)
-store = on_shared("redis_server")
+store = store_on("redis_server")
 
 
 def puts(keys: str, version: int = ABSENT, value: bytes = b"a") -> list[Put]:

@@ -287,7 +287,9 @@ assert interrupted > 500, interrupted
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
 def test_an_interrupt_leaves_the_store_usable(path: Path) -> None:
     """KeyboardInterrupt at any moment of a verb or an opening leaves no lock, and each put is applied whole or not."""
-    status, _, errors = python("-W", "error", "-c", INTERRUPT, str(path))  # it may leave a file to the collector
+    status, _, errors = python(
+        "-W", "error", "-c", INTERRUPT, str(path)
+    )  # an interrupted opening leaves its file to the garbage collector
     assert status == 0, errors
 
 

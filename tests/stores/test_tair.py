@@ -34,8 +34,8 @@ from tests.stores.opening import (
     expect_refused,
     expect_requests,
     microseconds,
-    on_shared,
     put,
+    store_on,
     unsent,
 )
 from tests.support.locations import fresh, until
@@ -43,7 +43,7 @@ from tests.support.loops import in_a_loop
 from tests.support.servers import HOST, REDIS, TAIR_EMULATOR, Kind, Server, free_port, missing, private, tair_module
 
 api = apis(TairStore.from_url, AsyncTairStore.from_url)
-store = on_shared("tair_server")
+store = store_on("tair_server")
 
 refusal = partial(opening.refusal, place="tair://")
 

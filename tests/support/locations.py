@@ -35,7 +35,7 @@ class Place:
     """Where the locks of one test live."""
 
     def __init__(self, kind: str, url: str) -> None:
-        self.kind, self.url = kind, url  # by which any process reaches it
+        self.kind, self.url = kind, url
         self._memory = MemoryStore()
         self._opened: list[Store] = []
 

@@ -233,7 +233,14 @@ MUTANTS: Final = (
         "hold forgotten before the answer",
         "A release that got no answer can't be called again.",
         (law("test_release_is_right", kind="lost request", clean=True), SEEDS),
-        (rewritten(protocol, "release", "_fail(attempt,", "lease.record = None\n            _fail(attempt,"),),
+        (
+            rewritten(
+                protocol,
+                "release",
+                "_raise_unsettled(attempt,",
+                "lease.record = None\n            _raise_unsettled(attempt,",
+            ),
+        ),
     ),
     Mutant(
         "fork keeps ownership",

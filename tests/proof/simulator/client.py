@@ -87,7 +87,7 @@ class NamedLockState(LockState):
             cast("Client", attempt.caller).attempts += (attempt,)
         return attempt
 
-    def adopts(self, ticket: Ticket) -> Holding:
+    def begin_adoption(self, ticket: Ticket) -> Holding:
         """Begin to adopt with the settings of the ticket, as `SingleLock._adoption` does."""
         settings = self.settings._replace(ttl=min(ticket.ttl, ticket.max_hold), max_hold=ticket.max_hold)
         self._terms = self._terms._replace(settings=settings)
@@ -290,7 +290,7 @@ class Client:
         return NEVER if timeout is None else self.process.now() + timeout
 
     async def _adopted(self, state: NamedLockState, ticket: Ticket) -> Holding:
-        begun = state.adopts(ticket)
+        begun = state.begin_adoption(ticket)
         try:
             hold = await tickets.adopt(begun)
         except Cancelled as error:
