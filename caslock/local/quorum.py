@@ -175,9 +175,9 @@ class QuorumState(LockState):
             unknown = sum(isinstance(error, OutcomeUnknown) for error in failed.values())
             rest = f"A request that may still be applied expires within {attempt.lease.ttl:g} s after that"
             rest = rest if unknown else "Nothing was left behind"
-            failure = self._too_few(f"could not acquire lock {self.key!r}", failed, rest)
+            failure = self._too_few(attempt, "acquire", failed, rest)
             if unknown > ballot.spare:
-                raise OutcomeUnknown(str(failure)) from failure.__cause__
+                raise attempt.concerns(OutcomeUnknown(str(failure))) from failure.__cause__
             raise failure
         for part in ballot.parts:
             met = part.contention
@@ -185,8 +185,10 @@ class QuorumState(LockState):
                 attempt.contend().meet(met.observed, self.runtime.now())
                 return
 
-    def _too_few(self, what: str, failed: Mapping[Attempt, BaseException], rest: str) -> StoreError:
-        """Return an error that says which stores have failed, and why."""
+    def _too_few(
+        self, attempt: Attempt, action: str, failed: Mapping[Attempt, BaseException], outcome: str
+    ) -> StoreError:
+        """Return an error that says which stores have failed, and why; `outcome` says what is certain now."""
         reasons: list[str] = []
         for part, error in failed.items():
             location = part.runtime.store.traits.location
@@ -194,10 +196,11 @@ class QuorumState(LockState):
             reasons.append(text if location in text else f"{location}: {text}")
         no_answer = any(isinstance(error, StoreUnavailable) for error in failed.values())
         kind = "did not answer" if no_answer else "refused"
-        message = f"{what}, because {len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(reasons)}. {rest}"
+        few = f"{len(failed)} of {len(self._nodes)} stores {kind}: {'; '.join(reasons)}"
+        message = f"could not {action} lock {self.key!r}, because {few}. {outcome}"
         failure = StoreUnavailable(message) if no_answer else StoreError(message)
         failure.__cause__ = next(iter(failed.values()), None)
-        return failure
+        return attempt.concerns(failure)
 
     async def _until(self, done: Callable[[], bool], limit: float) -> bool:
         """Wait until `done()` is true.  Returns False if it is not at the moment `limit`."""
@@ -263,7 +266,7 @@ class QuorumState(LockState):
         if not ballot.is_released:
             ends = f"Call release() again; otherwise its leases expire within {lease.ttl:g} s"
             silent = {part: StoreUnavailable("no answer in time") for part in ballot.held if part in ballot.pending}
-            raise self._too_few(f"could not release lock {self.key!r}", ballot.failed | silent, ends)
+            raise self._too_few(attempt, "release", ballot.failed | silent, ends)
 
     # Renewal
 
@@ -332,7 +335,7 @@ class QuorumState(LockState):
             for error in failed.values():
                 if not isinstance(error, (CaslockError, ValueError)):
                     raise error
-            raise self._too_few(f"could not extend lock {self.key!r}", failed, "Its deadline is no later than before")
+            raise self._too_few(attempt, "extend", failed, "Its deadline is no later than before")
         self._fill(attempt)
 
 

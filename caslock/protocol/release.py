@@ -79,7 +79,8 @@ def _raise_unsettled(attempt: Attempt, error: StoreError | ValueError, *, in_tim
     lease, sent = attempt.lease, bool(attempt.writes.releases)
     if not (in_time or sent):  # the lease had ended: lost, whatever the answer
         raise attempt.lose(lease.end("released")) from error
-    advice = f"call release() again, or its lease expires within {max(lease.ttl, attempt.min_hold):g} s"
+    ends = max(min(lease.ttl, lease.max_hold), attempt.min_hold)
+    advice = f"call release() again, or its lease expires within {ends:g} s"
     if not isinstance(error, StoreError):
         error.add_note(f"Lock {attempt.key!r} was not released: {advice}.")
         raise error

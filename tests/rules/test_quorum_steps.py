@@ -260,6 +260,7 @@ def test_stores_that_do_not_answer_leave_the_outcome_open(scene: Scene) -> None:
         "could not acquire lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
         "memory://1: no answer in time. A request that may still be applied expires within 50 s after that"
     )
+    assert (caught.value.key, caught.value.location) == ("k", lock._state.runtime.store.traits.location)
     # The last one is for what has to be given back, and is not repeated when the acquire is undone.
     assert scene.waits == pytest.approx([TIMEOUT, 2 * TIMEOUT, GRACE], abs=0.5)
     assert lock._state._events == []
@@ -412,6 +413,7 @@ def test_a_release_waits_a_moment_for_a_minority_and_three_timeouts_for_a_majori
         "could not release lock 'k', because 2 of 3 stores did not answer: memory://0: no answer in time; "
         "memory://1: no answer in time. Call release() again; otherwise its leases expire within 50 s"
     )
+    assert (caught.value.key, caught.value.location) == ("k", hold._attempt.runtime.store.traits.location)
     assert scene.waits == pytest.approx([GRACE, 3 * TIMEOUT - GRACE], abs=0.1)
     scene.send()
     hold.release()

@@ -74,12 +74,15 @@ def test_a_removal_that_woke_another_process_is_noted() -> None:
 @pytest.mark.parametrize(("first", "sent"), [([refused()], False), ([lost(), refused(), refused()], True)])
 def test_a_release_says_whether_it_may_have_been_applied(first: list[BaseException], *, sent: bool) -> None:
     """One whose first request got no answer does, in that call and in the next, though no connection can be opened."""
-    attempt = held(Scripted(*first, *[refused() for _ in range(9)]))
+    attempt = held(Scripted(*first, *[refused() for _ in range(12)]))
     for attempt.min_hold in (0.0, 0.0, 77.0):
         with pytest.raises(StoreUnavailable) as caught:
             released(attempt)
         assert caught.value.sent is sent
         assert str(caught.value).endswith(f"expires within {max(TTL, attempt.min_hold):g} s")
+    attempt.lease.max_hold, attempt.min_hold = TTL / 4, 0.0
+    with pytest.raises(StoreUnavailable, match=f"expires within {TTL / 4:g} s$"):
+        released(attempt)
 
 
 def test_a_release_that_was_sent_after_the_lease_may_have_been_applied() -> None:
