@@ -331,6 +331,8 @@ class QuorumState(LockState):
             renew.check(attempt, self.runtime.now())
             silent = StoreUnavailable("no answer in time")
             said = {part: answers.get(number, silent) for number, part in enumerate(held)}
+            none = StoreUnavailable("there is no lease")
+            said |= {part: none for part in ballot.parts if part not in said}
             failed = {part: error for part, error in said.items() if error is not None}
             for error in failed.values():
                 if not isinstance(error, (CaslockError, ValueError)):
