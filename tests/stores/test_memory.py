@@ -263,4 +263,5 @@ for thread in threads:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_none_of_the_waiters() -> None:
     """It has a copy at a place of its own: its removals wake nobody, and the parent still has its waiters."""
-    assert python("-c", FORK_WHILE_WAITING) == (0, "", "")
+    warns_of_threads = "ignore:This process:DeprecationWarning"  # since Python 3.12
+    assert python("-W", warns_of_threads, "-c", FORK_WHILE_WAITING) == (0, "", "")
