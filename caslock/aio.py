@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
+from caslock.local import tickets
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
@@ -120,8 +121,6 @@ class AsyncWriteHold(AsyncHold):
 
 async def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    from caslock.local import tickets  # noqa: PLC0415 - imported by then; not a part of `import caslock`
-
     return await _committed(begun._state, begun, tickets.adopt(begun))
 
 

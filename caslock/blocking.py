@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast
 
 from caslock.errors import CaslockError, NotAcquired, NotHeld, StoreError
-from caslock.local import linger
+from caslock.local import linger, tickets
 from caslock.local.hold import Held, Holding, slot_of
 from caslock.local.holds import Holds
 from caslock.local.lock import OneKey, ReadWrite, SeveralLocks, SeveralStores, SharedLock, SingleLock
@@ -225,8 +225,6 @@ def _hold(state: LockState, attempt: Attempt, kind: type[H] = Hold) -> H:  # typ
 
 def _adopted(begun: H) -> H:
     """Adopt the hold of a ticket."""
-    from caslock.local import tickets  # noqa: PLC0415 - imported by then; not a part of `import caslock`
-
     state = begun._state
     try:
         held = run(tickets.adopt(begun))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from caslock.errors import LockLost, StoreError, StoreUnavailable, with_notes
 from caslock.local.hold import Held, Holding
+from caslock.protocol import batch
 from caslock.protocol.lease import NEVER
 from caslock.protocol.limits import last_start_of_three
 
@@ -109,8 +110,6 @@ class Holds(Held, Generic[H_co]):
         """Release as one request what can be, and add the answers to `removed`."""
         leaving = [hold for hold in reversed(self._holds) if hold._state.leaves_key(hold)]
         if len(leaving) > 1 and all(hold._state.runtime is leaving[0]._state.runtime for hold in leaving):
-            from caslock.protocol import batch  # noqa: PLC0415 - imported by then; not a part of `import caslock`
-
             removed |= await batch.remove_together(leaving[0]._state.runtime, [hold._attempt for hold in leaving])
 
 

@@ -21,9 +21,11 @@ from typing import (
 )
 
 from caslock.errors import LockLost
+from caslock.local import tickets
 from caslock.local.hold import Holding
 from caslock.local.holds import Holds
 from caslock.local.lock_state import LockState
+from caslock.local.multi import MultiState
 from caslock.local.settings import (
     MAX_NOTE_BYTES,
     MIN_LEASE,
@@ -44,9 +46,11 @@ from caslock.local.settings import (
     not_copied,
     wait_time,
 )
+from caslock.local.several import check_keys, check_locks, check_stores
 from caslock.local.with_blocks import WithBlocks
 from caslock.protocol.attempt import LockSettings, Retry
 from caslock.protocol.lease import NEVER
+from caslock.protocol.transfer import read_ticket
 from caslock.store import check_key
 
 if TYPE_CHECKING:
@@ -224,9 +228,6 @@ class Adoptable(OneKey, Generic[S, H]):
     @classmethod
     def _adoption(cls, store: S, text: str, given: Adopting[H], make: Callable[[LockState, Attempt], H]) -> H:
         """Check what `adopt` is given, and return a hold for `tickets.adopt`; no request is sent."""
-        from caslock.local import tickets  # noqa: PLC0415 - seldom used, and it loads base64 and zlib
-        from caslock.protocol.transfer import read_ticket  # noqa: PLC0415 - as above
-
         if unknown := given.keys() - Adopting.__annotations__:
             raise no_such_setting(sorted(unknown))
         ticket = read_ticket(text)
@@ -440,9 +441,6 @@ class SeveralLocks(LockObject, Generic[S, L, H, M]):
         Duplicates count once, also of a semaphore.  The settings are those of `Lock`; existing locks keep their own,
         except for `timeout`: that of the MultiLock is one deadline for all keys together.
         """
-        from caslock.local.multi import MultiState  # noqa: PLC0415 - seldom used
-        from caslock.local.several import check_keys, check_locks  # noqa: PLC0415 - seldom used
-
         if "linger" in settings:
             raise no_such_setting({"linger": None})
         if keys is None:
@@ -490,7 +488,6 @@ class SeveralStores(OneKey, Generic[S, H]):
 
         """
         from caslock.local.quorum import QuorumState, place_of  # noqa: PLC0415 - a fifth of `import caslock`, and seldom used
-        from caslock.local.several import check_stores  # noqa: PLC0415 - seldom used
 
         nodes = check_stores(stores, type(self)._runtime)
         check_key(key)

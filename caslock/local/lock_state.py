@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 from caslock import observer
 from caslock.errors import CaslockError, LockLost, NotAcquired, NotHeld, StoreError
-from caslock.local import linger
+from caslock.local import linger, tickets
 from caslock.local.hold import Holding
 from caslock.local.queue import LocalQueue, next_look
 from caslock.local.refusals import BY_OURSELVES, Waited, busy, in_use
@@ -483,8 +483,6 @@ class LockState:
 
     async def hand_over(self, hold: Holding) -> str:
         """Hand a hold over to whoever gets the ticket that this returns; after an error it is held as before."""
-        from caslock.local import tickets  # noqa: PLC0415 - seldom used, and it loads base64 and zlib
-
         return await tickets.hand_over(hold)
 
     def newest_hold(self, me: object = None) -> Holding:

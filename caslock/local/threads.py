@@ -21,6 +21,7 @@ from caslock.local.shared import Shared, shared_of
 from caslock.local.thread_renewer import report_loss, watch
 from caslock.local.workers import Workers, run
 from caslock.protocol.clean_up import CleanUp, run_clean_ups
+from caslock.protocol.observation import ObservingStore
 from caslock.protocol.sightings import OF_QUARANTINES
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from caslock.local.hold import Holding
     from caslock.protocol.attempt import Attempt
-    from caslock.protocol.observation import ObservingStore
     from caslock.store import (
         AsyncBatchingStore,
         AsyncQueueingStore,
@@ -124,11 +124,7 @@ class ThreadRuntime:
         self.home: Store = store
         immediate = _Immediate(store)
         self.patience: float = immediate.traits.request_timeout
-        observing = None
-        if not immediate.traits.expires:
-            from caslock.protocol.observation import ObservingStore  # noqa: PLC0415 - only for stores that end no leases
-
-            observing = ObservingStore(immediate, self.now)
+        observing = None if immediate.traits.expires else ObservingStore(immediate, self.now)
         self.store: AsyncStore = observing or immediate
         self.direct: Store | _Observing = _Observing(observing, store) if observing else store
         self.watching: AsyncWatchingStore | None = immediate if hasattr(store, "wait_while") else None
