@@ -82,7 +82,8 @@ HELD = """
 import os, signal, sys, time
 import caslock
 
-lock = caslock.Lock(caslock.connect("sqlite:///locks.db"), "key", ttl=60)
+store = caslock.connect("sqlite:///locks.db")
+lock = caslock.Lock(store, "key", ttl=60)
 """
 
 LEAVES_IT = {
@@ -97,6 +98,12 @@ FREES_IT = {
     "SIGTERM that is handled": (
         "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))\n"
         "with lock: signal.raise_signal(signal.SIGTERM)"
+    ),
+    "a generator that the end closes": (  # when nothing can be imported any more
+        "def session():\n"
+        "    with caslock.MultiLock(store, ['key', 'other'], ttl=60): yield\n"
+        "left = session()\n"
+        "next(left)"
     ),
 }
 
