@@ -31,7 +31,7 @@ async def hand_over(hold: Holding) -> str:
         try:
             ticket = await transfer.hand_over(state.runtime, attempt)
         except StoreError as error:
-            raise attempt.failure("hand over", error, "it is still held here") from error
+            raise attempt.failure("hand over", error, "no ticket was made") from error
         with state._guard:
             _check_can_hand_over(hold)  # its thread may have entered it again meanwhile, or another has released it
             attempt.begin_release()

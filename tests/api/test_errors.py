@@ -47,7 +47,7 @@ def test_a_failed_call_names_the_lock_and_what_it_could_not_do(faulty: FaultySto
     hold, writes = held(Lock(faulty, "k", ttl=100)), present(ReadWriteLock(faulty, "both").write.acquire())
     calls: dict[str, Callable[[], object]] = {
         "extend lock 'k': no luck; its deadline is no later than before": hold.extend,
-        "hand over lock 'k': no luck; it is still held here": hold.hand_over,
+        "hand over lock 'k': no luck; no ticket was made": hold.hand_over,
         "look up the holder of lock 'k': no luck": Lock(faulty, "k").locked,  # which asks for it
         "force-release lock 'k': no luck": Lock(faulty, "k").force_release,
         "downgrade lock 'both': no luck; the next renewal or extend() tries again": writes.downgrade,
