@@ -33,7 +33,7 @@ def warn_of_loss(attempt: Attempt) -> None:
     lost, location = attempt.lease.lost, attempt.runtime.store.traits.location
     where = "" if location in lost else f" at {location}"
     if attempt.after_renewal is not None:
-        warn(f"one lease of lock {attempt.key!r}{where} was lost: {lost}")
+        warn(f"{_lease_of(attempt)}{where} was lost: {lost}")
         return
     warn(f"lock {attempt.key!r}{where} was lost: {lost}")
     tell("lost", event_of(attempt, attempt.runtime.now() - attempt.lease.began, lost))
@@ -48,7 +48,7 @@ def warn_of_late_renewals(attempts: Iterable[Attempt]) -> None:
             why = "The store is slow or does not answer, or this process is overloaded."
             if attempt.lease.failure:
                 why = f"The last renewal failed: {attempt.lease.failure}"
-            warn(f"renewals at {location} are late: the lease of lock {attempt.key!r} ends in {left:.4g} s. {why}")
+            warn(f"renewals at {location} are late: {_lease_of(attempt)} ends in {left:.4g} s. {why}")
 
 
 def warn_of_missing_vote(attempt: Attempt, error: StoreError) -> None:
@@ -79,11 +79,16 @@ def report_renewals(before: Iterable[tuple[Attempt, float, int]]) -> None:
                 where = "" if location in failure else f" at {location}"
                 why = f": {failure}" if failure else ""
                 warn(
-                    f"the lease of lock {attempt.key!r}{where} could not be renewed; "
+                    f"{_lease_of(attempt)}{where} could not be renewed; "
                     f"this is tried again until it ends, in {left:.4g} s{why}"
                 )
             if attempt.after_renewal is None:
                 tell("renewal_failed", event_of(attempt, left, attempt.lease.failure))
+
+
+def _lease_of(attempt: Attempt) -> str:
+    """Name a lease; the loss of one of several is not yet the loss of the lock."""
+    return f"{'the' if attempt.after_renewal is None else 'one'} lease of lock {attempt.key!r}"
 
 
 def _warned_lately(what: str, now: float) -> bool:
