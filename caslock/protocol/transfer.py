@@ -155,7 +155,8 @@ def _became_of(runtime: Runtime, ticket: Ticket, observed: Observed) -> str:
     """Say what has become of the hold of a ticket that is not there."""
     record, location = observed.record, runtime.store.traits.location
     if record is None or record.free:
-        return f"nobody holds it at {location}: the ticket has expired, was used before, or belongs to another store"
+        otherwise = "belongs to another store, or the store has lost its hold"
+        return f"nobody holds it at {location}: the ticket has expired, was used before, {otherwise}"
     if record.shares:
         used = any(share.fence == ticket.fence for share in record.shares)
         became = "was used before" if used else "has expired, was used before, or belongs to another store"

@@ -303,7 +303,7 @@ def test_an_adoption_whose_answers_are_too_slow_is_no_loss() -> None:
 
 
 NOT_THERE = {
-    "nothing": (None, "nobody holds it at .*: the ticket has expired, was used before, or belongs to another store"),
+    "nothing": (None, "nobody holds it .* belongs to another store, or the store has lost its hold"),
     "foreign": (b"something else", "belongs to another store .* is held by an unknown owner"),
     "free": (AWAITING._replace(holds=()), "nobody holds it"),
     "adopted": (
