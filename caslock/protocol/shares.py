@@ -81,7 +81,7 @@ def kind_of(permits: int) -> str:
 def told(permits: int, shares: tuple[Share, ...]) -> str:
     """Say who holds a key, or waits for it."""
     if permits:
-        return f"{len(shares)} of {permits}: {', '.join(map(str, shares))}"
+        return f"a semaphore with {len(shares)} of {permits} permits taken: {', '.join(map(str, shares))}"
     return ", ".join(f"a {('reader', 'writer', 'waiting writer')[share.slot]}: {share}" for share in shares)
 
 
