@@ -59,6 +59,10 @@ def busy(attempt: Attempt, waited: Waited) -> NotAcquired:
     """Say who holds the key at the store."""
     observed = NOTHING if attempt.contention is None else attempt.contention.observed
     holder = observed.record
+    if holder is not None and holder.shares:  # it may say that we wait to write
+        others = tuple([share for share in holder.shares if share.hold != attempt.hold_id])
+        holder = holder._replace(holds=tuple([share.hold for share in others]), shares=others)
+        observed = observed._replace(record=holder)
     if holder is None or holder.free:
         return _refused(attempt, f"lock {attempt.key!r} kept changing hands", NOTHING, waited)
     text = f"lock {attempt.key!r} at {attempt.runtime.store.traits.location} is held by {holder}"

@@ -13,6 +13,7 @@ from caslock import (
     Lock,
     LockLost,
     MultiLock,
+    NotAcquired,
     NotHeld,
     ReadWriteLock,
     Semaphore,
@@ -72,7 +73,10 @@ def test_a_writer_that_waits_comes_before_later_readers(memory: MemoryStore, poo
         assert not reading.done()
     with present(reading.result(ENOUGH)) as reader:
         assert reader.fence > writer.fence
-        assert pool.submit(ReadWriteLock(memory, "key").write.acquire, timeout=0.1).result(ENOUGH) is None
+        waited = pool.submit(ReadWriteLock(memory, "key", timeout=0.1).write.__enter__).exception(ENOUGH)
+        assert isinstance(waited, NotAcquired)
+        assert "a reader: pid" in str(waited)
+        assert "writer" not in f"{waited} {waited.holder}"
         assert not waits()
         present(ReadWriteLock(memory, "key").read.acquire(timeout=0)).release()
     assert observed(memory, "key") is None
