@@ -18,13 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from caslock.errors import StoreError, StoreUnavailable
+from caslock import Lock
+from caslock.errors import LockLost, StoreError, StoreUnavailable
 from caslock.store import ABSENT, Entry, Put, Removal
 from caslock.stores.sqlite import SQLiteStore, table
 from caslock.testing.steps import in_a_thread, pause
 from caslock.testing.stopwatch import Stopwatch
 from tests.support.command_line import ROOT, python
-from tests.support.locations import until
+from tests.support.locations import present, until
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -99,6 +100,22 @@ def test_versions_grow_even_when_the_file_is_deleted(path: Path, store: SQLiteSt
     path.unlink()
     assert store.get("k") is None
     assert put(store) > before
+
+
+@pytest.mark.parametrize("how", ["with its log", "alone"])
+def test_whoever_holds_a_key_in_a_file_that_was_removed_learns_of_it(path: Path, store: SQLiteStore, how: str) -> None:
+    """Even if others have locked it in a new file since then, in which it changes nothing."""
+    with contextlib.closing(SQLiteStore(path)) as other:
+        hold = present(Lock(store, "k").acquire())
+        assert not Lock(other, "k").acquire(timeout=0)
+        for file in path.parent.glob("locks.db*") if how == "with its log" else [path]:
+            file.unlink()
+        taken = present(Lock(other, "k").acquire(timeout=0))
+        with pytest.raises(LockLost, match="it is held by"):
+            hold.extend()
+        store.close()
+        taken.extend()
+        assert [key for key, _ in SQLiteStore(path).list("")] == ["k"]
 
 
 @pytest.mark.parametrize("change", ["value = 'another'", "expires = expires + 1e6"])

@@ -48,7 +48,8 @@ class SQLiteStore(Closing):
 
     Give it a file of its own, on a local disk.  Not on a network file system: its locks don't hold, and two machines
     don't share a clock.  Containers may share the file if they share the kernel and its time namespace (they do by
-    default).  Do not delete, replace, or open the file with anything but SQLite while it is in use.
+    default).  While the file is in use, do not open it with anything but SQLite, and do not delete or replace it: that
+    ends all leases, of which their holders learn by their next renewal.
 
     `path` is the file, created if there is none; its directory must exist.  `timeout` is how many seconds a verb waits
     for another process's transaction and for the verbs of other threads, together; 0: up to 0.1 s for other threads,
@@ -57,7 +58,7 @@ class SQLiteStore(Closing):
     Every verb raises `StoreUnavailable` when the file stays locked (nothing was applied) or can't be read or written
     for the moment (a put may have been applied), `StoreError` when SQLite refuses, and ValueError for a key with a lone
     surrogate.  A signal's handler runs when the wait for another process is over, not before.
-    The file is opened by the first verb, and again by the first one after `close` or a fork.
+    The file is opened by the first verb, and again by the first one after `close`, a fork, or its removal.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
@@ -174,6 +175,8 @@ class SQLiteStore(Closing):
 
     def _ready(self, ends: float) -> Table:
         """Return the table, which waits for other processes no longer than until the moment `ends`."""
+        if self._table is not None and self._table.is_gone():
+            self._drop()  # others lock in a new file: whoever holds a key in the old one has to learn of it
         if self._table is None:
             self._table = opened(self._path, ends)
         left = ends - time.monotonic()
