@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from caslock.cli.holders import COLUMNS, fields, holders, print_json, row, table
+from caslock.cli.main import say
 from caslock.cli.which_store import json_option, opened, store_option
 
 
@@ -31,4 +32,4 @@ def command(prefix: str, url: str | None, *, as_json: bool) -> None:
         click.echo("\n".join(table([[name.upper() for name in COLUMNS], *(row(*each) for each in held)])))
     else:
         which = f"no key that begins with {prefix!r}" if prefix else "no key"
-        click.echo(f"{which} is held at {store.traits.location}", err=True)
+        say(f"{which} is held at {store.traits.location}")

@@ -6,7 +6,9 @@ Each subcommand is a module, which is imported when it is asked for, and imports
 from __future__ import annotations
 
 import difflib
+import os
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ from caslock import __version__
 from caslock.errors import CaslockError, with_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 FAILED: Final = 2
 """Exit status: bad arguments, or a store that could not be reached."""
@@ -72,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return caslock.main(arguments, prog_name="caslock", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
+        with _heard_or_not():
+            error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        sys.stderr.write("caslock: interrupted\n")
+        say("interrupted")
         return INTERRUPTED
     except (CaslockError, ValueError, TypeError, ImportError, OSError) as error:
         say(with_notes(error))
@@ -84,4 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def say(text: str) -> None:
     """Say something in one line on standard error."""
-    sys.stderr.write(f"caslock: {' '.join(text.split())}\n")
+    with _heard_or_not():
+        sys.stderr.write(f"caslock: {' '.join(text.split())}\n")
+
+
+@contextmanager
+def _heard_or_not() -> Iterator[None]:
+    """Let what can't be written to standard error, such as to a full disk, change no exit status."""
+    try:
+        yield
+    except OSError:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - until the exit, which flushes it

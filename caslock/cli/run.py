@@ -124,7 +124,12 @@ def command(
     from caslock.blocking import MultiLock  # noqa: PLC0415 - not for `--help`
 
     run = _Run(program, kill_after)
-    with opened(url) as store:
+    try:
+        store = opened(url)
+    except StoreError as error:
+        say(with_notes(error))
+        return REFUSED
+    with store:
         lock = MultiLock(
             store,
             keys,

@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import click
 
+from caslock.errors import StoreUnavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,12 +62,16 @@ def path_of(location: str) -> Path:
 
 
 def default_url() -> str:
-    """Name the user's own file, and make its folder."""
+    """Name the user's own file, and make its folder; raises `StoreUnavailable` if that can't be made."""
     try:
         from platformdirs import user_state_path  # noqa: PLC0415 - only without --store
     except ModuleNotFoundError as error:
         message = "without --store, platformdirs is needed: pip install 'caslock[cli]'"
         raise ModuleNotFoundError(message, name=error.name) from error
     folder = user_state_path("caslock", appauthor=False)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{folder}, where the locks are without --store, can't be made: {error.strerror}"
+        raise StoreUnavailable(why) from error
     return "sqlite:///" + str(folder / "locks.db").replace("%", "%25").replace("?", "%3F")

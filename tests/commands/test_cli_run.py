@@ -283,13 +283,14 @@ def test_bad_input_gets_a_sentence(arguments: tuple[str, ...], url: str) -> None
     ],
     ids=str,
 )
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", "2>/dev/full"])
 def test_the_status_is_right_though_nothing_can_be_said(
-    arguments: tuple[str, ...], status: int, url: str, store: ClosableStore
+    arguments: tuple[str, ...], status: int, streams: str, url: str, store: ClosableStore
 ) -> None:
-    """A parent that has closed the standard streams still learns what has happened."""
-    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *CASLOCK, *arguments]
+    """A parent that has closed the standard streams, or whose disk is full, still learns what has happened."""
+    without = ["sh", "-c", f'exec "$@" {streams}', "sh", *CASLOCK, *arguments]
     with Lock(store, "key"):
-        assert subprocess.run(closing, env=environment(url), check=False, timeout=250).returncode == status
+        assert subprocess.run(without, env=environment(url), check=False, timeout=250).returncode == status
         assert Lock(store, "key").locked()
 
 
@@ -302,6 +303,14 @@ def test_the_usual_store_is_a_file_of_the_user(tmp_path: Path) -> None:
     files = list(tmp_path.rglob("locks.db"))
     assert len(files) == 1
     assert files[0].parent.stat().st_mode & 0o077 == 0
+    done = subprocess.run(
+        [*CASLOCK, "run", "key", "--", "true"],
+        env=env | {"XDG_STATE_HOME": str(files[0])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "can't be made: Not a directory" in done.stderr) == (125, True)
 
 
 LOADED = """

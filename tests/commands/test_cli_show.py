@@ -80,8 +80,8 @@ def test_who_shares_a_key_is_told_one_by_one(url: str, store: ClosableStore) -> 
 @pytest.mark.long
 def test_list_has_the_held_keys_of_a_prefix(url: str, store: ClosableStore) -> None:
     """Free keys are left out; the JSON is what `show` has of each."""
-    assert caslock("list", store=url) == (0, "", f"no key is held at {url}\n")
-    assert caslock("list", "zzz", store=url) == (0, "", f"no key that begins with 'zzz' is held at {url}\n")
+    assert caslock("list", store=url) == (0, "", f"caslock: no key is held at {url}\n")
+    assert caslock("list", "zzz", store=url) == (0, "", f"caslock: no key that begins with 'zzz' is held at {url}\n")
     assert caslock("list", "--json", store=url) == (0, "[]\n", "")
     assert Lock(store, "room:2").acquire()
     Lock(store, "room:2").force_release()
