@@ -79,11 +79,14 @@ def _of_settings(store: Store, url: str) -> list[Finding]:
     kind = OWN.get(url.partition(":")[0].lower())
     if kind is None:
         return [note("no settings are looked at", "caslock doctor does not know this kind of store")]
+    findings = list[Finding]()
     try:
         examine = import_module(f"caslock.cli.doctor_{kind.extra or kind.module}").examine
-        return list(examine(store.traits.location if kind.module == "sqlite" else url))
+        for finding in examine(store.traits.location if kind.module == "sqlite" else url):
+            findings.append(finding)  # it stays, even if the rest can't be read
     except Exception as error:  # noqa: BLE001 - of a client library; its text may show a secret of the URL
-        return [warning("its settings can't be read", f"what they mean is not known ({type(error).__name__})")]
+        findings.append(warning("its settings can't be read", f"what they mean is not known ({type(error).__name__})"))
+    return findings
 
 
 def _round_trip(store: Store) -> float:

@@ -6,11 +6,13 @@ import time
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 import redis
 from redis.cluster import ClusterNode, RedisCluster
 
 from caslock.cli.finding import FULL, clock, danger, note, warning
+from caslock.stores.redis.failures import ADVICE, NO_RIGHTS
 from caslock.stores.redis.url import read_url
 
 if TYPE_CHECKING:
@@ -37,12 +39,33 @@ def examine(url: str) -> Iterator[Finding]:
             for sentinel in client.connection_pool.sentinel_manager.sentinels:
                 stack.callback(sentinel.close)
             yield from _of_sentinels(client, ours)
+        yield from _rights(client, ours)
         info = client.info("everything")
         if info.get("cluster_enabled"):
             yield danger("it is part of a Cluster", "keys of other nodes are refused", "Use a redis+cluster:// URL")
         if info["role"] != "master":
             yield danger("it is a replica", "it refuses to write", "Name the primary, or use a redis+sentinel:// URL")
         yield from _of_primary(client, info, ours)
+
+
+def _rights(client: Any, ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
+    """Try what every lock needs, in forms that change nothing, on a key that is not there."""
+    key = f"{ours.prefix}caslock-doctor-{uuid4()}"
+    needed: list[tuple[object, ...]] = [("GET", key), ("SET", key, "", "XX"), ("DEL", key), ("TIME",)]
+    needed += [("EVAL", "return 0", 1, key), ("EVALSHA", "0" * 40, 1, key)]
+    needed += [("WAIT", 0, 1)] if ours.replicas else []
+    refused = []
+    for command in needed:
+        try:
+            client.execute_command(*command)
+        except redis.exceptions.NoPermissionError:
+            refused.append(str(command[0]).lower())
+        except redis.ResponseError:  # there is no such script; or another server has the key, or is the primary
+            pass
+    if refused:
+        where = f" on keys that begin with {ours.prefix!r}" if ours.prefix else ""
+        what = f"this user may not use {', '.join(refused)}{where}"
+        yield danger(what, "no lock can be acquired", ADVICE[NO_RIGHTS])
 
 
 def _of_primary(client: Any, info: dict[str, Any], ours: RedisURL) -> Iterator[Finding]:  # noqa: ANN401 - untyped
@@ -75,7 +98,7 @@ def _of_cluster(stack: ExitStack, ours: RedisURL, single: Any) -> Iterator[Findi
     found: dict[Finding, list[str]] = {}
     for node in primaries:
         one = client.get_redis_connection(node)
-        for finding in _of_primary(one, one.info("everything"), ours):
+        for finding in (*_rights(one, ours), *_of_primary(one, one.info("everything"), ours)):
             found.setdefault(finding, []).append(node.name)
     for finding, names in found.items():
         where = f"on {', '.join(names)}: " if len(names) < len(primaries) else ""

@@ -90,6 +90,19 @@ def test_what_is_wrong_with_a_redis_is_found(options: tuple[str, ...], new_redis
     assert [each for told, each in found.items() if what in told] == [severity]
 
 
+def test_what_a_user_of_redis_may_not_do_is_found(new_redis: NewServer) -> None:
+    """Even if its settings are not told to the user; nothing is written."""
+    server = new_redis("--appendonly", "yes", "--appendfsync", "always")
+    said(server, "ACL", "SETUSER", "u", "on", ">p", "~a:*", "+@all", "-set", "-evalsha")
+    url = f"redis://u:p@{HOST}:{server.port}?prefix=a:"
+    assert findings(url) == (3, {"this user may not use set, evalsha on keys that begin with 'a:'": "danger"})
+    said(server, "ACL", "SETUSER", "u", "+set", "+evalsha", "-info")
+    assert findings(url) == (1, {"its settings can't be read": "warning"})
+    said(server, "ACL", "SETUSER", "u", "-wait", "-time")
+    assert findings(f"{url}&replicas=1")[1]["this user may not use time, wait on keys that begin with 'a:'"] == "danger"
+    assert not said(server, "DBSIZE")
+
+
 @pytest.mark.long
 def test_replicas_that_nobody_waits_for_are_found(new_redis: NewServer) -> None:
     """With a replica, a failover may forget locks, unless writes wait for it."""

@@ -32,7 +32,7 @@ ADVICE: Final = {
     NO_RIGHTS: (
         "Grant the user eval, evalsha, get, set, del and time on the keys (and wait, with replicas). To be woken, "
         "it also needs blpop, pexpire, rpush, xadd, xread, zadd, zcard, zpopmin, zremrangebyscore on names with a key "
-        "in them"
+        "in them. A database other than 0 needs select, and to list keys needs scan"
     ),
     "WRONGTYPE": "Another program stores a value of another type under this key; use another key or a prefix",
     "MovedError": "This is a node of a Redis Cluster; create the store from a RedisCluster client",
