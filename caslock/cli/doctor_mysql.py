@@ -27,6 +27,11 @@ _FACTS: Final = text("""
             WHERE table_schema = DATABASE() AND table_name = 'caslock') AS made,
         (SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%') AS replicas
 """)
+_WRITE: Final = text("""
+    EXPLAIN INSERT INTO caslock (name, value, version, expires) VALUES ('', '', 0, 0)
+        ON DUPLICATE KEY UPDATE version = 0
+""")  # to explain it takes the rights that it takes, and writes nothing
+_DENIED: Final = 1142
 _WAITS: Final = text("SHOW GLOBAL STATUS WHERE Variable_name LIKE 'Rpl_semi_sync_%_status' AND Value = 'ON'")
 _PRIMARY: Final = text("SHOW REPLICA STATUS")
 _GALERA: Final = text("SHOW GLOBAL STATUS WHERE Variable_name = 'wsrep_cluster_size' AND Value > 0")
@@ -41,6 +46,7 @@ def examine(url: str) -> Iterator[Finding]:
         waits = bool(connection.execute(_WAITS).all())
         galera = connection.execute(_GALERA).all()
         is_replica = _is_replica(connection)
+        may_write = not facts["made"] or _may_write(connection)
     yield from clock(float(facts["time"]), asked, answered)
     yield from _version(facts["version"])
     if facts["read_only"]:
@@ -52,6 +58,9 @@ def examine(url: str) -> Iterator[Finding]:
         yield note("whether it is a replica is not told to this user", "locks need the primary")
     if not facts["made"]:
         yield note("there is no table caslock yet", "the first acquire makes it, if the user may create tables")
+    elif not may_write:
+        what = "this user may not write to the table caslock"
+        yield danger(what, "no lock can be acquired", "GRANT SELECT, INSERT, UPDATE on it to this user")
     yield from _losses(facts, waits=waits)
     if galera:
         means = "each node measures leases by its own clock, and where clocks differ, leases end early"
@@ -63,6 +72,14 @@ def _is_replica(connection: Connection) -> bool | None:
         return bool(connection.execute(_PRIMARY).all())
     except exc.DBAPIError:  # older servers do not know it, and not every user may ask
         return None
+
+
+def _may_write(connection: Connection) -> bool:
+    try:
+        connection.execute(_WRITE)
+    except exc.DBAPIError as error:
+        return error.orig is None or error.orig.args[0] != _DENIED
+    return True
 
 
 def _version(version: str) -> Iterator[Finding]:

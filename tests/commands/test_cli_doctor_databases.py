@@ -172,6 +172,9 @@ def test_what_is_wrong_with_a_mariadb_is_found(mysql_server: Server) -> None:
                 store.put_if_version("k", b"v", ABSENT, 1)
             mysql.execute(text("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
             assert found(url) == {}
+            mysql.execute(text("GRANT SELECT, UPDATE ON doctor.* TO doctor IDENTIFIED BY ''"))
+            facts = found(url.replace("root@", "doctor@"))
+            assert facts["this user may not write to the table caslock"] == "danger"
             mysql.execute(text("SET GLOBAL read_only = 1"))
             mysql.execute(text(f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_USER = 'nobody'"))
             assert found(url) == {"it is read-only": "danger", "it is a replica": "danger"}
