@@ -115,7 +115,7 @@ def command(
       127    COMMAND was not found
       128+n  signal n has ended COMMAND, or the wait for the lock
     """  # noqa: D301 - \b is a mark for click
-    if not program:
+    if not program or not program[0]:
         raise click.UsageError("write -- and a command after the keys: caslock run KEY -- COMMAND")
     if no_wait and timeout is not None:
         raise click.UsageError("give --timeout or --no-wait, not both")

@@ -243,6 +243,7 @@ BAD = {
     ("run",): (2, "KEY"),
     ("run", "key"): (2, "--"),
     ("run", "key", "--"): (2, "command"),
+    ("run", "key", "--", ""): (2, "command"),
     ("run", "--", "true"): (2, "KEY"),
     ("run", "key", "--ttl", "0", "--", "true"): (2, "ttl must be"),
     ("run", "key", "--ttl", "x", "--", "true"): (2, "--ttl"),
