@@ -72,6 +72,6 @@ def default_url() -> str:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        why = f"{folder}, where the locks are without --store, can't be made: {error.strerror}"
-        raise StoreUnavailable(why) from error
+        why = f"{folder}, the folder of the default store, can't be made: {error.strerror}"
+        raise StoreUnavailable(f"{why}. Name another store with --store or CASLOCK_STORE") from error
     return "sqlite:///" + str(folder / "locks.db").replace("%", "%25").replace("?", "%3F")

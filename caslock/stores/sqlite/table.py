@@ -67,10 +67,10 @@ class Table:
         self._path, self._name = path, str(path)
         self._waits = max(0.0, ends - time.monotonic())
         connection = sqlite3.connect(path, timeout=self._waits, isolation_level=None, check_same_thread=False)
+        self._file = _identity(self._name)
         self._cursor = connection.cursor()
         with on_failure(self.close):
             self._boot = self._prepare()
-            self._file = path.stat()
 
     def wait_for(self, seconds: float) -> None:
         """Have the verbs wait so long for other processes."""
@@ -80,11 +80,8 @@ class Table:
 
     def is_gone(self) -> bool:
         """Whether the path leads to another file by now, or to none: SQLite goes on with the one that it has opened."""
-        try:
-            there = os.stat(self._name)  # noqa: PTH116 - `Path.stat` and `samestat` take three times as long
-        except OSError:
-            return True
-        return there.st_ino != self._file.st_ino or there.st_dev != self._file.st_dev
+        there = _identity(self._name)
+        return there is None or there != self._file
 
     def get(self, key: str) -> Entry | None:
         """See `Store.get`; takes no write lock."""
@@ -223,6 +220,14 @@ def is_locked(error: Exception) -> bool:
     """Tell whether another process has locked the file."""
     codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
+
+
+def _identity(name: str) -> tuple[int, int] | None:
+    try:
+        there = os.stat(name)  # noqa: PTH116 - `Path.stat` takes longer
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def _boot() -> str:
