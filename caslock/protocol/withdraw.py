@@ -69,7 +69,7 @@ async def _remnant(runtime: Runtime, attempt: Attempt, error: BaseException) -> 
     except StoreUnavailable as trouble:
         runtime.in_background(partial(_withdraw_all, runtime, attempt), FREE_TTL)
         text = (
-            f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it in the background, "
+            f"{_place(runtime, trouble)}({_said(trouble)}); caslock keeps trying to undo it while this process runs, "
             f"and it expires within {attempt.lease.ttl:g} s after it is applied"
         )
     except (StoreError, ValueError) as trouble:

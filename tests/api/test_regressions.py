@@ -110,7 +110,7 @@ def test_a_try_that_could_not_look_again_raises_instead_of_returning_none() -> N
     store = FaultyStore(memory)
     store.on("put_if_version", 1, lose_request)
     store.on("get", 2, lose_request)
-    with pytest.raises(OutcomeUnknown, match="in the background") as caught:
+    with pytest.raises(OutcomeUnknown, match="while this process runs") as caught:
         Lock(store, key, retry=(0, 0)).acquire(timeout=0)
     assert isinstance(caught.value.__cause__, NotAcquired)
     theirs.release()

@@ -662,13 +662,13 @@ def test_a_clean_up_without_an_answer_goes_on_in_the_background() -> None:
         script = Scripted(lost(), lost())
         attempt, said = given_up(script, error)
         assert said.startswith("OutcomeUnknown: ")
-        assert "in the background" in said
+        assert "while this process runs" in said
         assert script.background == [FREE_TTL]
         assert attempt.state is State.OVER
     for other in (KeyboardInterrupt(), StoreError("refused")):
         said = given_up(Scripted(lost(), lost()), other)[1]
         assert said.startswith("could not acquire lock 'key', and a request may still be applied")
-        assert "in the background" in said
+        assert "while this process runs" in said
 
 
 def test_a_clean_up_names_the_place_once_and_what_was_said() -> None:
